@@ -1,4 +1,4 @@
-"""Advantages of whole episodes, computed from the scores of the whole step.
+"""Computes the advantages of whole episodes, from the scores of the whole step.
 
 Each function takes `StepFacts` and returns one array per group, with one value per episode. All of them are
 pure numpy, so the controller can use them too. Advantages of single tokens are in `returns`.
@@ -28,7 +28,7 @@ class StepFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, scores: Sequence[Sequence[Score]], num_tokens: Sequence[Sequence[int]] = ()) -> "StepFacts":
-        """Lengths that are not given count as one token each."""
+        """Build the facts. Without `num_tokens`, every episode counts as one token."""
         values = tuple(np.array([score.value for score in group], dtype=np.float64) for group in scores)
         lengths = tuple(np.array(group, dtype=np.float64) for group in num_tokens)
         return cls(values=values, num_tokens=lengths or tuple(np.ones_like(group) for group in values))
@@ -59,7 +59,7 @@ def grpo(facts: StepFacts, *, epsilon: NotNegative = 1e-6) -> list[Values]:
 
 @ADVANTAGES.register("dr_grpo")
 def dr_grpo(facts: StepFacts) -> list[Values]:
-    """Dr.GRPO: subtracts the group's mean from each score and divides by nothing.
+    """Dr.GRPO: subtracts the group's mean from each score, without dividing by the deviation.
 
     A_i = r_i − mean(r). Source: Liu et al. 2025, Understanding R1-Zero-like training (arXiv:2503.20783).
     Dividing by the deviation favours questions that are too easy or too hard. Set `length_norm: constant` as

@@ -28,9 +28,9 @@ def default_corrections() -> dict[str, Arguments]:
 
 
 class AlgorithmConfig(Section):
-    """What a step optimises. Each name is one of `penstock list algorithms`, or the path of your own function
-    (`file.py:function`, `module:function`). `…_args` set a function's parameters; a parameter that is not set
-    has the default of its source."""
+    """Sets what a step optimises. Each name is one of `penstock list algorithms`, or the path of your own
+    function (`file.py:function`, `module:function`). `…_args` set a function's parameters; a parameter that
+    is not set has the default of its source."""
 
     advantage: str = "grpo"
     """How scores become advantages."""
@@ -67,7 +67,7 @@ class AlgorithmConfig(Section):
 
     @property
     def needs_reference(self) -> bool:
-        """Whether the trainer must hold a frozen copy of the model."""
+        """Return whether the trainer must hold a frozen copy of the model."""
         return self.kl_coef > 0
 
     @property
@@ -81,7 +81,7 @@ class AlgorithmConfig(Section):
 
     @property
     def needs_values(self) -> bool:
-        """Whether the trainer must have a value head."""
+        """Return whether the trainer must have a value head."""
         return self.advantage == "gae"
 
     @property

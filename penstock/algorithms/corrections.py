@@ -1,4 +1,4 @@
-"""Corrections: a weight per token for what the loss's own ratio does not cover.
+"""Corrections weight each token for what the loss's own ratio does not cover.
 
 Each correction takes `LossTokens` and returns (tokens,) weights without gradient. The weights of several are
 multiplied, so a mask is a weight of 0. Two gaps are corrected, each by its own list in the config:

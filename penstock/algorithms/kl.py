@@ -1,4 +1,4 @@
-"""Estimators of KL(π ‖ π_ref) per token, from logprobs of the sampled tokens alone.
+"""Estimates KL(π ‖ π_ref) per token, from logprobs of the sampled tokens alone.
 
 No estimator is cut off: a penalty whose gradient vanished far from the reference would not pull the policy
 back.

@@ -21,7 +21,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Description(msgspec.Struct, frozen=True, kw_only=True):
-    """One catalogue entry, as `penstock list algorithms` prints it."""
+    """Describes one entry as `penstock list algorithms` prints it."""
 
     kind: str
     name: str

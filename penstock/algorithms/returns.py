@@ -1,4 +1,4 @@
-"""Advantages of single tokens: returns of process rewards, and generalised advantage estimation.
+"""Computes advantages of single tokens: returns of process rewards, and generalised advantage estimation.
 
 A token's position is its turn and its offset in that turn's output, which is how `StepScore` names the parts
 of an episode. An episode without step scores counts as one step that ends with it and has its whole score.

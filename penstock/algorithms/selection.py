@@ -17,8 +17,8 @@ from penstock.records import Episode, Sample, ScoredGroup
 
 
 class Selected(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """A group after selection. `keep[i]` says whether episode i is in the loss. `drop` is the reason why the
-    whole group is dropped, None if it is not."""
+    """Holds a group after selection. `keep[i]` says whether episode i is in the loss. `drop` is the reason why
+    the whole group is dropped, None if it is not."""
 
     scored: ScoredGroup
     keep: tuple[bool, ...]

@@ -1,4 +1,4 @@
-"""The tensors that losses and corrections see: one entry per token in the loss, flat, no padding.
+"""Holds the tensors that losses and corrections see: one entry per token in the loss, flat, no padding.
 
 This package uses only tensor methods, so that it imports without torch.
 """
@@ -21,7 +21,7 @@ CLIP_TOLERANCE = 1e-3
 
 
 class TokenColumns(dict[str, "torch.Tensor"]):
-    """Named (tokens,) tensors without gradient. Reading a name that no sample of the step has is an error."""
+    """Holds named (tokens,) tensors without gradient. Reading a name that no sample of the step has is an error."""
 
     def __missing__(self, name: str) -> "torch.Tensor":
         raise UserError(
@@ -32,7 +32,7 @@ class TokenColumns(dict[str, "torch.Tensor"]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossTokens:
-    """Aligned (tokens,) tensors over the loss tokens of one micro-batch; sequences are never split."""
+    """Holds aligned (tokens,) tensors over the loss tokens of one micro-batch; sequences are never split."""
 
     logprobs: "torch.Tensor"
     """Logprobs under the weights being trained; the only tensor with a gradient."""
@@ -71,7 +71,7 @@ class LossTokens:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossValues:
-    """A loss per token, and facts per token (such as a clipped flag) that are averaged into metrics."""
+    """Holds a loss per token, and facts per token (such as a clipped flag) that are averaged into metrics."""
 
     loss: "torch.Tensor"
     facts: dict[str, "torch.Tensor"] = field(default_factory=dict)

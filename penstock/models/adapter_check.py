@@ -19,8 +19,6 @@ from penstock.models.lora_targets import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedAdapter:
-    """An adapter that can be trained."""
-
     lora: LoraConfig
     num_layers: int
     num_parameters: int

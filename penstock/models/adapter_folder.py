@@ -44,8 +44,6 @@ NARROWED_BY = ("layers_to_transform", "exclude_modules")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedAdapter:
-    """An adapter in a folder."""
-
     folder: Path
     lora: LoraConfig
     base: str | None

@@ -18,7 +18,7 @@ IMPLEMENTATION = "penstock"
 
 
 class Unset:
-    """The default of an argument that was not passed, which differs from passing None."""
+    """Marks an argument that was not passed, which differs from passing None."""
 
 
 UNSET = Unset()

@@ -1,5 +1,4 @@
-"""One record of what a model asks of its attention beside queries, keys and values, for all backends and
-kernels."""
+"""Holds what a model asks of its attention beside queries, keys and values, for all backends and kernels."""
 
 from dataclasses import dataclass
 
@@ -8,7 +7,7 @@ import torch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionOptions:
-    """The options of one attention layer. Attention is always causal."""
+    """Holds the options of one attention layer. Attention is always causal."""
 
     scaling: float
     """The factor that scores are multiplied by before anything else."""

@@ -1,4 +1,4 @@
-"""The `model` section: which model is trained, and whether all of it or an adapter on top of it."""
+"""The `model` section says which model is trained, and whether all of it or an adapter on top of it."""
 
 from typing import Annotated, Final, Literal
 
@@ -12,7 +12,8 @@ Targets = tuple[Annotated[str, Field(min_length=1)], ...] | Literal["all-linear"
 
 
 class LoraConfig(Section):
-    """An adapter that is trained while the model's own weights stay: two small matrices beside chosen layers."""
+    """Trains two small matrices beside chosen layers, an adapter, while the model's own weights stay as they
+    are."""
 
     rank: int = Field(default=16, ge=1, le=4096)
     """The inner width of the matrices. Weights, gradients, AdamW's states and what is sent to engines grow with
@@ -52,7 +53,7 @@ class LoraConfig(Section):
 
 
 class ModelConfig(Section):
-    """Which model is trained, and on what."""
+    """Sets which model is trained, whole or by an adapter, and on which device."""
 
     name: str = "builtin"
     """A Hugging Face causal LM by name or folder, or a tiny model made on the spot: `builtin`, `builtin-moe` (a

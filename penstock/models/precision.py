@@ -1,4 +1,5 @@
-"""16-bit formats: which there are, a matmul that is not rounded to them, and guards against broken hardware.
+"""Handles 16-bit formats: which there are, a matmul that is not rounded to them, and guards against broken
+hardware.
 
 Some virtual machines report AMX, then stop the process with an illegal instruction at the first bfloat16
 matmul. The process itself can't catch that, so another process tries it first.
@@ -32,7 +33,8 @@ torch.nn.functional.linear(ones, ones).sum().item()
 
 
 def guard_bfloat16(device: str) -> None:
-    """Make bfloat16 matmul safe in this process; on a machine that runs what it reports, nothing changes."""
+    """Make bfloat16 matmul safe in this process. Nothing changes on a machine whose CPU runs the instructions
+    that it reports."""
     if not device.startswith("cpu") or _matmul_works():
         return
     torch.backends.mkldnn.enabled = False  # type: ignore[assignment]

@@ -50,8 +50,8 @@ class Replay:
     """Answers with recorded ids, (layers, tokens, k). A token that is not `known` keeps the live router's ids."""
 
     def __init__(self, ids: torch.Tensor, known: torch.Tensor, *, all_known: bool = False) -> None:
-        """`all_known` says that every token is known, which `known` would reveal only after a wait for the
-        device."""
+        """Keep the records. `all_known` says that every token is known, which `known` would reveal only after a
+        wait for the device."""
         self._ids, self._known, self._all_known = ids, known, all_known
         self._flipped: list[torch.Tensor | None] = [None] * len(ids)
 
@@ -76,7 +76,7 @@ class Replay:
 
 
 class Routers:
-    """All routers of a model, in the order in which a forward pass reaches them.
+    """Holds all routers of a model, in the order in which a forward pass reaches them.
 
     `choices` observes their choices in every thread from the moment it is set. Layers that are recomputed in
     backward are answered as in forward, as long as no other pass has begun.
@@ -159,7 +159,8 @@ scores_at.register_autograd(_score_gradient, setup_context=_keep_ids)
 
 
 class _Watched:
-    """Mixed into a router's class: runs its forward with its choice intercepted. Parameter names stay the same."""
+    """Runs a router's forward with its choice intercepted. It is mixed into the router's class; parameter names
+    stay the same."""
 
     _penstock_watch: tuple[torch.Tensor, int] | None
     """Its handle, and the number of experts."""
@@ -185,7 +186,7 @@ def _watched_class(kind: type[nn.Module]) -> type[nn.Module]:
 
 
 class _Chosen(NamedTuple):
-    """What `topk` returns."""
+    """Mirrors what `topk` returns."""
 
     values: torch.Tensor
     indices: torch.Tensor

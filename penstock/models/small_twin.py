@@ -60,7 +60,7 @@ LAYER_NUMBERS = ("moe_layers", "mlp_only_layers", "full_attn_idxs")
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """A number of tokens past which a model attends in another way."""
+    """A model attends in another way past this number of tokens."""
 
     name: str
     tokens: int

@@ -1,4 +1,4 @@
-"""The model's tokenizer as rollouts need it: prompts to ids, ids to text, and the ids that stop.
+"""Wraps the model's tokenizer as rollouts need it: prompts to ids, ids to text, and the ids that stop.
 
 Sequences are packed, never padded, so nothing here uses a pad token. A program that loads the trained model
 may pad, and would choose a token itself if the tokenizer has none, so a run settles the pad token before it

@@ -1,4 +1,5 @@
-"""Copies between host and device without a wait, marks in the device's queue, and work that overlaps a transfer."""
+"""Copies between host and device without a wait, marks points in the device's queue, and overlaps work with
+transfers."""
 
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor

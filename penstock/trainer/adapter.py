@@ -1,4 +1,4 @@
-"""The adapter that is trained: peft's LoRA layers inside the model's own, while the model keeps its class.
+"""Trains an adapter: peft's LoRA layers are put inside the model's own, and the model keeps its class.
 
     model.layers.0.self_attn.q_proj    a LoRA layer: base_layer (frozen), lora_A, lora_B, for DoRA a magnitude
 

@@ -1,4 +1,4 @@
-"""The `trainer` section: optimizer, schedule, precision and memory."""
+"""The `trainer` section sets optimizer, schedule, precision and memory."""
 
 from typing import Annotated, Literal
 
@@ -12,7 +12,7 @@ Gather = Literal["auto", "layer", "step"]
 
 
 class ParallelConfig(Section):
-    """How many ranks train together. Each rank is a process, with a GPU of its own where there are GPUs."""
+    """Sets how many ranks train together. Each rank is a process, with a GPU of its own where there are GPUs."""
 
     data: int = Field(default=1, ge=1)
     """Copies of the trainer (data parallelism). Each trains on its part of a step, and gradients are summed."""
@@ -32,7 +32,7 @@ class ParallelConfig(Section):
 
 
 class TrainerConfig(Section):
-    """How steps are computed. What they optimise is in the `algorithm` section."""
+    """Sets how steps are computed. What they optimise is in the `algorithm` section."""
 
     learning_rate: float = Field(default=1e-5, ge=0, le=1)
     """Peak learning rate of AdamW."""

@@ -24,7 +24,7 @@ RECORD_BYTES = 256
 
 
 class PlanHeader(Record, frozen=True, kw_only=True):
-    """A plan without the parts that grow with it, and how many of these will come."""
+    """Holds a plan without the parts that grow with it, and how many of these will come."""
 
     plan: StepPlan
     num_groups: int
@@ -38,7 +38,7 @@ class PlacedSequence(Record, frozen=True, kw_only=True):
 
 
 class PlanPiece(Record, frozen=True, kw_only=True):
-    """The next groups' scores and tokens, or the next sequences."""
+    """Holds the next groups' scores and tokens, or the next sequences."""
 
     scores: tuple[tuple[Score, ...], ...] = ()
     num_tokens: tuple[tuple[int, ...], ...] = ()
@@ -46,7 +46,7 @@ class PlanPiece(Record, frozen=True, kw_only=True):
 
 
 class PlanMessage(Record, frozen=True, kw_only=True):
-    """One message: the next piece, with the header in the first."""
+    """Carries the next piece, and in the first message the header."""
 
     header: PlanHeader | None = None
     piece: PlanPiece
@@ -54,7 +54,7 @@ class PlanMessage(Record, frozen=True, kw_only=True):
 
 
 class PlanTaker(Protocol):
-    """A trainer that takes a plan in several messages; the last one runs it."""
+    """Takes a plan in several messages, and runs it with the last one."""
 
     async def take(self, message: PlanMessage) -> StepResult | None: ...
 
@@ -135,7 +135,7 @@ def pieces_of(plan: StepPlan, max_bytes: int = PIECE_BYTES) -> Iterator[PlanPiec
 
 
 class PlanAssembly:
-    """A plan that is arriving."""
+    """Collects the pieces of a plan."""
 
     def __init__(self, header: PlanHeader) -> None:
         self._header = header

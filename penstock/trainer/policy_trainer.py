@@ -107,9 +107,7 @@ class PolicyTrainer:
         )
         self._value_head = _value_head(self._model).to(device) if algorithm.needs_values else None
         extra = [] if self._value_head is None else list(self._value_head.parameters())
-        if (
-            not is_split
-        ):  # rounds the weights to `trainer.dtype`, which must happen before the packed model is made
+        if not is_split:  # rounds the weights to `trainer.dtype` before the packed model is made
             self._optimizer = MasterAdamW(model, config, extra)
         policy = self._policy = PackedModel(
             model,

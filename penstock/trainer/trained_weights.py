@@ -1,4 +1,4 @@
-"""The weights that a trainer trains, as other parts use them: published to engines, gathered from ranks, saved."""
+"""Provides the weights that a trainer trains to other parts: published to engines, gathered from ranks, saved."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 class TrainedWeights:
-    """The weights that a step changes: a model's, or those of the adapter in it. With several ranks, each has
-    its part."""
+    """Gives access to the weights that a step changes: a model's, or those of its adapter. With several ranks,
+    each has its part."""
 
     def __init__(
         self,

@@ -1,5 +1,5 @@
-"""The first message to a trainer process, and the names in its checkpoints. On it,
-`penstock.worker.trainer_role` becomes one rank of the trainer."""
+"""Defines the first message to a trainer process, and the names in its checkpoints.
+`penstock.worker.trainer_role` becomes one rank of the trainer by this message."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ LATEST = "latest"
 
 
 class TrainerStart(msgspec.Struct, frozen=True, kw_only=True):
-    """The first message of a trainer worker."""
+    """Says which model a trainer worker trains, and how. It is the first message that the worker receives."""
 
     model: str
     pad_token: str | None = None

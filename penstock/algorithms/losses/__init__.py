@@ -1,4 +1,4 @@
-"""Policy losses: a loss per token, made of ratios and advantages, to be minimised.
+"""Policy losses give each token a loss to be minimised, made of ratios and advantages.
 
 A loss reads `LossTokens` and leaves averaging to the trainer, whose denominators span the whole step. Its
 ratio is r = π/π_old, where π_old is the recorded behaviour policy (default) or the policy at the start of the

@@ -1,4 +1,4 @@
-"""PPO's clipped surrogate and its relatives: clip, DAPO's asymmetric clip, dual clip, decoupled."""
+"""Defines PPO's clipped surrogate and its relatives: clip, DAPO's asymmetric clip, dual clip, decoupled."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""The registry of policy losses, and the whole-step statistics that some losses need."""
+"""Registers policy losses, and the whole-step statistics that some of them need."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ LOSSES: Registry[PolicyLoss] = Registry("loss", takes=("tokens",), check=_checke
 
 @dataclass(frozen=True, slots=True)
 class StepStatistic:
-    """A number of the whole step that a loss needs, computed in two parts because the tokens may be on several
+    """Computes a number of the whole step that a loss needs, in two parts because the tokens may be on several
     ranks."""
 
     of_tokens: Callable[[LossTokens], "torch.Tensor"]

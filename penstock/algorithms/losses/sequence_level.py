@@ -1,4 +1,4 @@
-"""Losses whose ratio is that of a whole sequence: GSPO, GSPO-token, Kimi k1.5."""
+"""Defines losses whose ratio is that of a whole sequence: GSPO, GSPO-token, Kimi k1.5."""
 
 from typing import TYPE_CHECKING
 

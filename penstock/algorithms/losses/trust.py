@@ -1,4 +1,4 @@
-"""Losses whose trust region is not the clipped ratio: DPPO, SAPO, M2PO."""
+"""Defines losses whose trust region is not the clipped ratio: DPPO, SAPO, M2PO."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Everything that a checkpoint holds of a trainer, as it was at one moment, including its random number
+"""Captures everything that a checkpoint holds of a trainer at one moment, including its random number
 generators."""
 
 from collections.abc import Mapping, Sequence
@@ -13,8 +13,8 @@ from penstock.trainer.checkpoint.state_files import flatten
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointState:
-    """A trainer's state. Its tensors are copies in host memory, or the live ones if the host had no room for
-    copies."""
+    """Holds a trainer's state. Its tensors are copies in host memory, or the live ones if the host had no room
+    for copies."""
 
     plain: Any
     """The trainer's state without its tensors (`state_files.flatten`)."""

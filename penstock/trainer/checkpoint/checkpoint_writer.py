@@ -34,7 +34,7 @@ class CheckpointRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckpointedTrainer(Protocol):
-    """What the writer needs of `penstock.trainer.policy_trainer.PolicyTrainer`."""
+    """Declares what the writer needs of `penstock.trainer.policy_trainer.PolicyTrainer`."""
 
     @property
     def trained(self) -> "SavedWeights": ...
@@ -45,7 +45,7 @@ class CheckpointedTrainer(Protocol):
 
 
 class SavedWeights(Protocol):
-    """What the writer needs of `penstock.trainer.trained_weights.TrainedWeights`."""
+    """Declares what the writer needs of `penstock.trainer.trained_weights.TrainedWeights`."""
 
     def write_config(self, folder: Path) -> None: ...
 

@@ -1,10 +1,10 @@
-"""Copies of a trainer's tensors in host memory, made while the next forward and backward passes run.
+"""Copies a trainer's tensors to host memory while the next forward and backward passes run.
 
     tensors ─► side stream (GPU), thread (CPU) ─► buffers ─► checkpoint files
                          └─ only the next optimizer update waits
 
-The buffers are allocated once and kept, because pinning gigabytes takes seconds. If the host has no room for them,
-the caller writes the live tensors instead.
+The buffers are allocated once and kept, because pinning gigabytes takes seconds. If the host has no room for
+them, the caller writes the live tensors instead.
 """
 
 import math
@@ -30,7 +30,7 @@ Key = tuple[int, torch.dtype, torch.Size, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Queued:
-    """Copies in a GPU's own queue, and the event that marks their end."""
+    """Tracks copies in a GPU's own queue by the event that marks their end."""
 
     device: torch.device
     done: Any

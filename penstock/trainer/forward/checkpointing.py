@@ -88,7 +88,8 @@ def _enable_full(model: Any) -> None:
 
 
 class _Selective:
-    """Mixed into a layer's class: runs its forward under selective recomputation. Parameter names stay the same."""
+    """Runs a layer's forward under selective recomputation. It is mixed into the layer's class; parameter names
+    stay the same."""
 
     _penstock_draws: bool
     """Whether the layer has dropout, so that recomputation must draw the same random numbers."""

@@ -30,8 +30,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptIds:
-    """The ids that truncated sampling kept, in CSR form: row i kept `ids[offsets[i]:offsets[i+1]]`; an empty row
-    kept everything."""
+    """Holds the ids that truncated sampling kept, in CSR form: row i kept `ids[offsets[i]:offsets[i+1]]`; an
+    empty row kept everything."""
 
     offsets: torch.Tensor
     """In host memory: sizes are read from it, which would wait for a device."""
@@ -42,7 +42,7 @@ class KeptIds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogitShape:
-    """What a model does to its logits after the projection: a scale, then a soft-cap."""
+    """Applies what a model does to its logits after the projection: a scale, then a soft-cap."""
 
     scale: float = 1.0
     softcap: float | None = None
@@ -199,7 +199,7 @@ class Projection:
 
 
 class _Rows(NamedTuple):
-    """What backward needs of the rows of a chunk beside their logits."""
+    """Holds what backward needs of the rows of a chunk beside their logits."""
 
     targets: torch.Tensor
     temperature: torch.Tensor

@@ -1,4 +1,4 @@
-"""Triton kernels for the softmax statistics of rows of logits, and for their gradient, in one pass each.
+"""Computes the softmax statistics of rows of logits, and their gradient, with one pass of a Triton kernel each.
 
 The chunked head (`trainer.forward.logprob_head`) makes a chunk of logits with one matmul. What remains is
 memory-bound, so each kernel reads the chunk once. Statistics use the online softmax, lane by lane, and join

@@ -1,4 +1,4 @@
-"""Attention over packed rows: several sequences side by side in one row, none of which sees the others.
+"""Computes attention over packed rows: several sequences side by side in one row, none of which sees the others.
 
 The model itself never sees padding. On a GPU in half precision, torch's variable-length flash attention takes
 the row as it is. Elsewhere, and for what that kernel lacks (soft-caps, sinks), sequences are gathered inside
@@ -28,7 +28,7 @@ BUCKET_SLACK = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bucket:
-    """`rows` sequences, right-padded to `length`, that start at `start` in the padded order."""
+    """Holds `rows` sequences, right-padded to `length`, that start at `start` in the padded order."""
 
     start: int
     rows: int
@@ -37,7 +37,7 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """How packed order and padded order map onto each other."""
+    """Maps packed order and padded order onto each other."""
 
     buckets: tuple[Bucket, ...]
     to_padded: torch.Tensor | None

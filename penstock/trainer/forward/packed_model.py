@@ -1,4 +1,4 @@
-"""A causal LM as the trainer uses it: packed rows in, logprobs of their loss tokens out."""
+"""Wraps a causal LM as the trainer uses it: packed rows in, logprobs of their loss tokens out."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -39,7 +39,7 @@ SHARED = 9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenOutputs:
-    """What a forward pass returns for every loss token of a row."""
+    """Holds what a forward pass returns for every loss token of a row."""
 
     logprobs: torch.Tensor
     entropy: torch.Tensor
@@ -49,7 +49,7 @@ class TokenOutputs:
 
 
 class RowSplit(Protocol):
-    """How the ranks of a context share a row (`penstock.trainer.parallel.split_sequences`)."""
+    """Shares a row among the ranks of a context (`penstock.trainer.parallel.split_sequences`)."""
 
     @property
     def size(self) -> int: ...
@@ -64,7 +64,7 @@ class RowSplit(Protocol):
 
 
 class PackedModel:
-    """Wraps a Hugging Face causal LM with packed attention, the chunked head and, for PPO, a value head.
+    """Runs packed rows through a Hugging Face causal LM, the chunked head and, for PPO, a value head.
 
     Dropout stays off: logprobs must be those of the policy that acts.
     """

@@ -1,4 +1,4 @@
-"""One micro-batch as tensors: a packed row for the model, and flat columns over its loss tokens."""
+"""Builds one micro-batch as tensors: a packed row for the model, and flat columns over its loss tokens."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

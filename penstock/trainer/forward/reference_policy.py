@@ -1,4 +1,4 @@
-"""The reference of a KL penalty: a frozen model, or the policy's own with its adapter off."""
+"""Provides the reference of a KL penalty: a frozen model, or the policy's own with its adapter off."""
 
 from contextlib import AbstractContextManager
 from typing import Protocol

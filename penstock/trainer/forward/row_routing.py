@@ -16,7 +16,7 @@ from penstock.trainer.step.sharing import Segment
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleRoutes:
-    """The recorded experts of a sample's tokens."""
+    """Holds the recorded experts of a sample's tokens."""
 
     num_tokens: int
     shape: RoutingShape

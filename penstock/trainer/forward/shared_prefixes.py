@@ -19,7 +19,7 @@ from penstock.models.transfer import upload
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedPrefixes:
-    """How a row with shared prefixes maps onto the row that repeats them."""
+    """Maps a row with shared prefixes onto the row that repeats them."""
 
     lengths: tuple[int, ...]
     """Lengths of the sequences in the repeating row: prefixes by themselves, then each rest with its prefix."""

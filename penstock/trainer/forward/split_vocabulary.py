@@ -16,7 +16,7 @@ ELSEWHERE = -1
 
 @dataclass(frozen=True, slots=True)
 class VocabularyPart:
-    """Ids `start` to `stop` of the vocabulary, which is split over the ranks of `group`."""
+    """Holds ids `start` to `stop` of the vocabulary, which is split over the ranks of `group`."""
 
     group: Any
     start: int

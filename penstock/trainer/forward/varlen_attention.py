@@ -19,7 +19,7 @@ VarlenFunction = Callable[..., torch.Tensor]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Boundaries:
-    """Where the sequences of a packed row begin and end, separately for queries and keys."""
+    """Marks where the sequences of a packed row begin and end, separately for queries and keys."""
 
     queries: torch.Tensor
     """(sequences + 1,), int32, on the row's device."""

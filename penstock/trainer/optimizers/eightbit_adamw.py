@@ -1,4 +1,4 @@
-"""AdamW with its two moments in 8 bits per value: 2 bytes per parameter instead of 8, on the same device.
+"""Keeps AdamW's two moments in 8 bits per value: 2 bytes per parameter instead of 8, on the same device.
 
 A moment is kept in blocks of 256 values, each scaled by its largest, on a logarithmic grid. Neighbours on
 either grid differ by 9 %, at any size down to 2⁻³² (unsigned) or 2⁻¹⁶ (signed) of the block's largest.
@@ -28,8 +28,8 @@ CHUNK_VALUES = 1 << 24
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grid:
-    """A logarithmic grid: code 0 is 0, code k is 2 to the power of −octaves · (top − k) / (top − 1), so the top
-    is 1."""
+    """Maps codes to values on a logarithmic scale. Code 0 is 0, and code k is 2 to the power of −octaves · (top
+    − k) / (top − 1), so the top is 1."""
 
     top: int
     octaves: int

@@ -1,4 +1,4 @@
-"""AdamW on the host: masters and moments live in host memory, and the device keeps weights and gradients.
+"""Runs AdamW on the host: masters and moments live in host memory, and the device keeps weights and gradients.
 
     device gradients ─► staging ─► AdamW on the CPU ─► staging ─► device weights
 
@@ -26,7 +26,7 @@ class HasGradient(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slice:
-    """Values start..stop of a tensor: a view of its master that AdamW updates."""
+    """Holds values start..stop of a tensor: a view of its master that AdamW updates."""
 
     tensor: int
     start: int

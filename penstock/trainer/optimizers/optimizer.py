@@ -1,4 +1,4 @@
-"""AdamW over float32 master weights, with its learning-rate schedule and the clipping of gradients."""
+"""Runs AdamW over float32 master weights, with its learning-rate schedule and gradient clipping."""
 
 import math
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""Update rules for masters: one for each memory that AdamW's states may live in."""
+"""Updates masters by AdamW: one rule for each memory that AdamW's states may live in."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol

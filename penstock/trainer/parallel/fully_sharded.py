@@ -1,4 +1,4 @@
-"""FSDP2: each rank keeps a part of every weight, its gradient and its optimizer states.
+"""Shards a model with FSDP2: each rank keeps a part of every weight, its gradient and its optimizer states.
 
 A layer's weights are gathered when it runs and released after, or stay until `let_go` releases them before
 the update (`trainer.gather`). The gradient is a plain sum over ranks: losses are over the denominators of the

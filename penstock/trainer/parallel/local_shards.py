@@ -12,7 +12,7 @@ from penstock.trainer.parallel.rank_layout import RankLayout
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalShard:
-    """The part of a tensor of `shape` that begins at `start`. `values` are the live ones."""
+    """Holds the part of a tensor of `shape` that begins at `start`. `values` are the live ones."""
 
     values: torch.Tensor
     shape: tuple[int, ...]

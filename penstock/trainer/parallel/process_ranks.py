@@ -1,4 +1,4 @@
-"""The trainer's ranks as processes: one process group for all, and subgroups for each kind of parallelism.
+"""Runs the trainer's ranks as processes: one process group for all, and subgroups for each kind of parallelism.
 
 Gradients travel over NCCL between GPUs and over gloo on a CPU; other data between ranks always goes over
 gloo. Checkpoints have a group of their own: they are written beside steps, and collectives of both would mix.
@@ -66,7 +66,7 @@ class GroupRanks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessRanks:
-    """This process among the ranks of its trainer."""
+    """Holds the process groups that this process has joined with the other ranks of its trainer."""
 
     layout: RankLayout
     data: GroupRanks
@@ -83,7 +83,7 @@ class ProcessRanks:
 
 
 def join_ranks(layout: RankLayout, rendezvous: str, device: str) -> ProcessRanks:
-    """Connect to the other ranks at an address (`file:///path` or `tcp://host:port`), and return when all have
+    """Connect to the other ranks at an address (`file:///path` or `tcp://host:port`). Returns when all have
     joined."""
     parallel = layout.parallel
     on_gpu = torch.device(device).type == "cuda"

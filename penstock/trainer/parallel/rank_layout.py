@@ -15,7 +15,7 @@ from penstock.trainer.config import ParallelConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankLayout:
-    """The coordinates of one rank among all, in each dimension."""
+    """Computes the coordinates of one rank among all, in each dimension."""
 
     parallel: ParallelConfig
     rank: int

@@ -1,4 +1,4 @@
-"""The ranks that a trainer works with: none, given ones, or the processes of its group.
+"""Defines the ranks that a trainer works with: none, given ones, or the processes of its group.
 
 Different things are gathered from, and summed over, different ranks, and models may be split over them. A
 trainer asks `RankRoles` and need not know which of the three it has.
@@ -69,7 +69,7 @@ class ThreadRanks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankRoles:
-    """The other ranks of a trainer, by what they are needed for."""
+    """Holds the other ranks of a trainer, by what they are needed for."""
 
     data: Ranks
     """The ranks that train on the other plans; together they cover the whole step."""

@@ -1,4 +1,5 @@
-"""Context parallelism: each rank runs some of a row's tokens, and in attention some of the heads for all tokens.
+"""Splits sequences over ranks (context parallelism): each rank runs some of a row's tokens, and in attention
+some of the heads for all tokens.
 
     tokens of this rank, all heads ─ all-to-all ─► all tokens, heads of this rank ─ attention ─ all-to-all ─► back
 
@@ -24,7 +25,7 @@ from penstock.trainer.forward.packed_row import PackedRow
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnTokens:
-    """What one rank runs of a row, and which of its loss tokens it predicts."""
+    """Holds what one rank runs of a row, and which of its loss tokens it predicts."""
 
     input_ids: torch.Tensor
     position_ids: torch.Tensor
@@ -40,7 +41,7 @@ class OwnTokens:
 
 
 class SplitSequences:
-    """One rank's part in the rows of its group."""
+    """Takes one rank's part of each row, and joins the outputs of all ranks."""
 
     def __init__(self, group: Any) -> None:
         self.group = group
@@ -85,7 +86,7 @@ class SplitSequences:
 
 
 class SplitAttention:
-    """An attention backend that sees all tokens of some heads."""
+    """Runs an attention backend on all tokens of some heads."""
 
     def __init__(self, inner: AttentionBackend, context: SplitSequences) -> None:
         self._inner, self._context = inner, context

@@ -22,7 +22,7 @@ from penstock.usercode import is_function_path
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Minimised:
-    """The loss of a row, with gradient, and what the step's metrics are made of."""
+    """Holds the loss of a row, with gradient, and what the step's metrics are made of."""
 
     loss: torch.Tensor
     columns: dict[str, torch.Tensor]
@@ -120,9 +120,7 @@ def idle_corrections(algorithm: AlgorithmConfig) -> list[str]:
                 acts_here, acts_there = (
                     bool((correction(_made_up(of)) != 1).any()) for of in (proximal, "start")
                 )
-            except (
-                Exception
-            ):  # a user's function may need columns, for example; then nothing is known about it
+            except Exception:  # a user's function may need columns, which these tokens do not have
                 continue
             if acts_there and not acts_here:
                 why = (

@@ -131,9 +131,8 @@ def _versions(group: Samples, policy: str) -> set[int]:
     found: set[int] = set()
     for sample in (sample for row in group for sample in row if sample.policy == policy):
         versions = sample.versions[sample.loss_mask]
-        begins = np.flatnonzero(
-            np.diff(versions, prepend=NOT_SAMPLED)
-        )  # tokens of one version lie beside each other
+        # Tokens of one version are adjacent, so their first tokens suffice.
+        begins = np.flatnonzero(np.diff(versions, prepend=NOT_SAMPLED))
         found.update(versions[begins].tolist())
     return found
 

@@ -37,8 +37,8 @@ def forward_length(sample: Sample) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """Sequences, by their index, that run their first `prefix` tokens together. A sequence that shares nothing
-    is a family by itself, with a prefix of 0."""
+    """Groups sequences, by their index, that run their first `prefix` tokens together. A sequence that shares
+    nothing is a family by itself, with a prefix of 0."""
 
     members: tuple[int, ...]
     prefix: int
@@ -81,7 +81,7 @@ def find_families(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """Tokens start..stop of a sequence, as they are laid out in a row."""
+    """Holds tokens start..stop of a sequence, as they are laid out in a row."""
 
     sequence: int
     start: int
@@ -90,7 +90,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowLayout:
-    """The segments of a row in order, and the positions of every sequence's tokens in them."""
+    """Lists the segments of a row in order, and the positions of every sequence's tokens in them."""
 
     segments: tuple[Segment, ...]
     members: tuple[int, ...]

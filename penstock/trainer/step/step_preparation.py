@@ -36,7 +36,7 @@ from penstock.trainer.step.sharing import forward_length
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedRow:
-    """A packed row with everything that stays the same while the weights are trained on it."""
+    """Holds a packed row with everything that stays the same while the weights are trained on it."""
 
     row: PackedRow
     ages: torch.Tensor
