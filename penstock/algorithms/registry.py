@@ -1,4 +1,4 @@
-"""Registries map a name to a function and its keyword parameters, which default to the values of its source.
+"""Registries map a name to a function and its keyword parameters, with the defaults of the function's source.
 
 A new algorithm is a new function and a `register` line, or a user's function that the config names by path.
 The config may set keyword parameters. A wrong name or parameter is refused here, before anything heavy

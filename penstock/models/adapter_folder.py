@@ -1,7 +1,7 @@
 """Reads LoRA adapters as peft saves them, without peft, and refuses those that hold more than LoRA matrices.
 
-adapter_config.json           what kind of adapter, on which layers, of which model adapter_model.safetensors
-its tensors, named base_model.model.LAYER.lora_A.weight and so on
+adapter_config.json           what kind of adapter, on which layers, of which model
+adapter_model.safetensors     its tensors, named base_model.model.LAYER.lora_A.weight and so on
 """
 
 import json

@@ -1,7 +1,7 @@
 """Merges an adapter into the weights of its model, which is an ordinary model from then on.
 
-W' = W + scale · B A                        in float32, then rounded once W' = m / |W + scale · B A| · (the
-same)     with DoRA: each row gets the length that was trained for it
+W' = W + scale · B A                        in float32, then rounded once
+W' = m / |W + scale · B A| · (the same)     with DoRA: each row gets the length that was trained for it
 """
 
 from pathlib import Path

@@ -12,7 +12,7 @@ Targets = tuple[Annotated[str, Field(min_length=1)], ...] | Literal["all-linear"
 
 
 class LoraConfig(Section):
-    """Trains two small matrices beside chosen layers, an adapter, while the model's own weights stay as they
+    """Trains an adapter, two small matrices beside each chosen layer, while the model's own weights stay as they
     are."""
 
     rank: int = Field(default=16, ge=1, le=4096)

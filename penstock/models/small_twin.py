@@ -60,7 +60,7 @@ LAYER_NUMBERS = ("moe_layers", "mlp_only_layers", "full_attn_idxs")
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """A model attends in another way past this number of tokens."""
+    """Names a number of tokens past which a model attends differently."""
 
     name: str
     tokens: int

@@ -162,8 +162,8 @@ class PolicyTrainer:
         return None
 
     def warm_up(self) -> None:
-        """Compile, if compilation is on, what the usual row will run, with a dummy batch. Weights do not change.
-        Rows without a shared prompt and 8-bit updates are compiled when the first one comes."""
+        """Compile the code that the usual row will run, with a dummy batch, if compilation is on. Weights do not
+        change. Rows without a shared prompt and 8-bit updates are compiled when the first one comes."""
         if self._config.compile != "on":
             return
         self._policy.expect_routes()

@@ -232,9 +232,9 @@ class PackedModel:
     @torch.no_grad()
     def _verify(self, name: str, vocabulary: int) -> None:
         """Check on a few tokens that the head gives the model's logits, that packed sequences do not see each
-        other, and that a sequence is the same behind a shared prefix. Layers with a state of their own
-        (convolutions, state-space models), and attention outside of transformers' interface, fail the check.
-        Sequences then go through the model one at a time."""
+        other, and that a sequence is the same behind a shared prefix. A model whose layers have a state of
+        their own (convolutions, state-space models), or whose attention is outside of transformers'
+        interface, fails the check. Its sequences run one at a time."""
         ids = torch.arange(7, device=self._device)[None] % vocabulary
         positions = torch.tensor([[0, 1, 2, 0, 1, 2, 3]], device=self._device)
         self._attention.set_single()

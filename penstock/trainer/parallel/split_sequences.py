@@ -1,5 +1,5 @@
-"""Splits sequences over ranks (context parallelism): each rank runs some of a row's tokens, and in attention
-some of the heads for all tokens.
+"""Splits the tokens of each sequence over ranks (context parallelism). In attention, each rank has all tokens of
+some of the heads instead.
 
     tokens of this rank, all heads ─ all-to-all ─► all tokens, heads of this rank ─ attention ─ all-to-all ─► back
 

@@ -1,5 +1,5 @@
-"""Computes what a step reports from the flat columns of all of its loss tokens: metrics, traces of a few
-answers, and a warning if engine and trainer differ too much.
+"""Computes a step's report from the columns of all of its loss tokens: metrics, traces of a few answers, and a
+warning if engine and trainer differ too much.
 
 How far the policy is from the one that sampled (ratios, `kl`, `ess`, the engine's gap), ages and advantages
 are those of the first pass, before any update. Loss, clipping, entropy and corrections are those of all

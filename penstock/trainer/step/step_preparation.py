@@ -169,8 +169,8 @@ class Preparation:
     def _pack(
         self, sequences: Sequence[TrainSequence], plan: StepPlan, routing: RoutingShape | None
     ) -> list[PackedRow | None]:
-        """Pack one row, or several if it gets too long: episodes of a group that were computed with other
-        experts do not share their prompt, though the plan assumed that they would."""
+        """Pack one row, or several if it gets too long: the plan assumes that a group's episodes share their
+        prompt, and those that were computed with other experts do not."""
         row = PackedRow.of(
             sequences,
             self._device,
@@ -287,8 +287,8 @@ def ages_of(row: PackedRow, plan: StepPlan) -> torch.Tensor:
 def fresh_of(row: PackedRow, plan: StepPlan) -> torch.Tensor:
     """Return the tokens on which engine and trainer should agree. An answer in flight may keep keys and values
     of older weights: a token of the current version that has read these was drawn in a context that the
-    trainer does not compute. If the engine does not report it, every token behind an older one counts as
-    such."""
+    trainer does not compute. If the engine does not report these tokens, every token behind an older one is
+    taken for one."""
     parts = []
     for sequence, positions in zip(row.sequences, row.positions, strict=True):
         versions = sequence.sample.versions
