@@ -49,7 +49,7 @@ ADVANTAGES: Registry[EpisodeAdvantage] = Registry("advantage", takes=("facts",),
 
 @ADVANTAGES.register("grpo")
 def grpo(facts: StepFacts, *, epsilon: NotNegative = 1e-6) -> list[Values]:
-    """GRPO: divides each score's distance from its group's mean by the group's standard deviation.
+    """GRPO divides each score's distance from its group's mean by the group's standard deviation.
 
     A_i = (r_i − mean(r)) / (std(r) + epsilon), with the unbiased standard deviation. Source: Shao et al.
     2024, DeepSeekMath (arXiv:2402.03300), section 4.1. A group of one, or of equal scores, has advantage 0.
@@ -59,7 +59,7 @@ def grpo(facts: StepFacts, *, epsilon: NotNegative = 1e-6) -> list[Values]:
 
 @ADVANTAGES.register("dr_grpo")
 def dr_grpo(facts: StepFacts) -> list[Values]:
-    """Dr.GRPO: subtracts the group's mean from each score, without dividing by the deviation.
+    """Dr.GRPO subtracts the group's mean from each score, without dividing by the deviation.
 
     A_i = r_i − mean(r). Source: Liu et al. 2025, Understanding R1-Zero-like training (arXiv:2503.20783).
     Dividing by the deviation favours questions that are too easy or too hard. Set `length_norm: constant` as
@@ -70,7 +70,7 @@ def dr_grpo(facts: StepFacts) -> list[Values]:
 
 @ADVANTAGES.register("rloo")
 def rloo(facts: StepFacts) -> list[Values]:
-    """RLOO: subtracts the mean of the group's other scores from each score.
+    """RLOO subtracts the mean of the group's other scores from each score.
 
     A_i = r_i − Σ_{j≠i} r_j / (G − 1). Source: Kool et al. 2019; Ahmadian et al. 2024 (arXiv:2402.14740). A
     group of one has no other scores, so its advantage is 0.
@@ -80,7 +80,7 @@ def rloo(facts: StepFacts) -> list[Values]:
 
 @ADVANTAGES.register("reinforce_pp")
 def reinforce_pp(facts: StepFacts, *, epsilon: NotNegative = 1e-8) -> list[Values]:
-    """REINFORCE++: normalises scores over the whole step, without a group baseline.
+    """REINFORCE++ normalises scores over the whole step, without a group baseline.
 
     A_i = (r_i − mean) / (std + epsilon), mean and std over all tokens of the step, so that long episodes
     count more. Source: Hu et al. 2025, REINFORCE++ (arXiv:2501.03262). Works with groups of one.
@@ -90,7 +90,7 @@ def reinforce_pp(facts: StepFacts, *, epsilon: NotNegative = 1e-8) -> list[Value
 
 @ADVANTAGES.register("reinforce_pp_baseline")
 def reinforce_pp_baseline(facts: StepFacts, *, epsilon: NotNegative = 1e-8) -> list[Values]:
-    """REINFORCE++-baseline: subtracts the group's mean, then normalises over the whole step.
+    """REINFORCE++-baseline subtracts the group's mean, then normalises over the whole step.
 
     A_i = whiten(r_i − mean(group)), whitened over all tokens of the step. Source: Hu et al. 2025, REINFORCE++
     (arXiv:2501.03262).
@@ -100,7 +100,7 @@ def reinforce_pp_baseline(facts: StepFacts, *, epsilon: NotNegative = 1e-8) -> l
 
 @ADVANTAGES.register("opo")
 def opo(facts: StepFacts) -> list[Values]:
-    """OPO: subtracts the group's length-weighted mean, the baseline of least variance.
+    """OPO subtracts the group's length-weighted mean, the baseline of least variance.
 
     A_i = r_i − Σ l_j r_j / Σ l_j, with l the number of sampled tokens. Source: Hao et al. 2025, On-policy RL
     with optimal reward baseline (arXiv:2505.23585). With equal lengths it is Dr.GRPO.
@@ -137,7 +137,7 @@ def _pass_at_k(right: npt.NDArray[np.bool_], k: int) -> Values:
 
 
 def _whitened(groups: list[Values], num_tokens: Sequence[Values], epsilon: float) -> list[Values]:
-    """Normalise to zero mean and unit variance over the tokens of the step."""
+    """Scale to zero mean and unit variance over the tokens of the step."""
     if not groups:
         return []
     values, weights = np.concatenate(groups), np.concatenate(num_tokens)

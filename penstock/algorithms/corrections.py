@@ -49,7 +49,7 @@ def truncated_sequence(tokens: LossTokens, *, cap: Positive = 2.0) -> "torch.Ten
 
 @CORRECTIONS.register("icepop", ordered=("low", "high"))
 def icepop(tokens: LossTokens, *, low: NotNegative = 0.5, high: Positive = 5.0) -> "torch.Tensor":
-    """IcePop: weights each token by its importance ratio, and masks tokens whose ratio leaves a band.
+    """IcePop weights each token by its importance ratio, and masks tokens whose ratio leaves a band.
 
     w_t = π_old/π_behaviour where low ≤ π/π_behaviour ≤ high, else 0. Source: Ling team 2025, Every step
     evolves (arXiv:2510.18855), IcePop: the band [0.5, 5].

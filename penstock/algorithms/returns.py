@@ -78,7 +78,7 @@ TOKEN_ADVANTAGES: Registry[Callable[..., TokenAdvantages]] = Registry(
 
 @TOKEN_ADVANTAGES.register("step_returns")
 def step_returns(facts: TokenFacts, *, epsilon: NotNegative = 1e-6) -> TokenAdvantages:
-    """Process rewards: sums, for each token, the normalised rewards of the steps that end after it.
+    """Sums, for each token, the normalised process rewards of the steps that end after it.
 
     r̃_j = (r_j − mean) / (std + epsilon) over all steps of the group; A_t = Σ r̃_j over the steps j that end
     after token t. Source: Shao et al. 2024, DeepSeekMath (arXiv:2402.03300), section 4.1.3. With outcome
@@ -98,7 +98,7 @@ def step_returns(facts: TokenFacts, *, epsilon: NotNegative = 1e-6) -> TokenAdva
 def gae(
     facts: TokenFacts, *, gamma: Fraction = 1.0, lam: Fraction = 0.95, whiten: bool = True
 ) -> TokenAdvantages:
-    """GAE: estimates each token's advantage with a value head, as PPO does.
+    """GAE estimates each token's advantage with a value head, as PPO does.
 
     δ_t = r_t + γ V_{t+1} − V_t, A_t = δ_t + γλ A_{t+1}, with V = 0 after the end; the head's targets are A_t
     + V_t; then A is whitened over the tokens of the step. Rewards fall on the last token of each step.

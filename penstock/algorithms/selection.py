@@ -64,7 +64,7 @@ def select(scored: ScoredGroup, selections: Mapping[str, Mapping[str, Any]]) -> 
 
 @SELECTIONS.register("zero_variance")
 def zero_variance(scored: ScoredGroup, *, tolerance: NotNegative = 0.0) -> Selected:
-    """Dynamic sampling: drops groups whose episodes all score the same, to be replaced by others.
+    """Drops groups whose episodes all score the same, to be replaced by others (dynamic sampling).
 
     A group is dropped when max(r) − min(r) ≤ tolerance: it has no gradient under any group baseline. Source:
     Yu et al. 2025, DAPO (arXiv:2503.14476), section 3.2.
@@ -89,7 +89,7 @@ def overlong_filter(scored: ScoredGroup) -> Selected:
 def overlong_penalty(
     scored: ScoredGroup, *, max_length: Positive = 20480, margin: Positive = 4096
 ) -> Selected:
-    """Soft overlong punishment: lowers the score linearly over the last tokens before the limit.
+    """Lowers the score linearly over the last tokens before the limit (soft overlong punishment).
 
     With l sampled tokens: 0 up to max_length − margin, then ((max_length − margin) − l)/margin, −1 past
     max_length. The penalty is added to the score and recorded as its part `overlong_penalty`. Source: Yu et

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def clip(
     tokens: LossTokens, *, clip_low: Fraction = 0.2, clip_high: Positive = 0.2, ratio_cap: AtLeastOne = 10.0
 ) -> LossValues:
-    """PPO: clips the ratio, and truncates it where clipping leaves it unbounded.
+    """PPO clips the ratio, and truncates it where clipping leaves it unbounded.
 
     L = −min(r A, clip(r, 1 − clip_low, 1 + clip_high) A), r = min(π/π_old, ratio_cap). Source: Schulman et
     al. 2017 (arXiv:1707.06347), eq. 7. For A < 0 the surrogate grows with r without bound, so one stale token
@@ -30,7 +30,7 @@ def clip(
 
 @LOSSES.register("dapo")
 def dapo(tokens: LossTokens, *, clip_low: Fraction = 0.2, clip_high: Positive = 0.28) -> LossValues:
-    """DAPO: clips asymmetrically, with more room upwards so that unlikely tokens can become likely.
+    """DAPO clips asymmetrically, with more room upwards so that unlikely tokens can become likely.
 
     L = −min(r A, clip(r, 1 − clip_low, 1 + clip_high) A), clip_high > clip_low. Source: Yu et al. 2025, DAPO
     (arXiv:2503.14476), section 3.1; its token-level loss is `length_norm: token`.
@@ -70,7 +70,7 @@ def dual_clip(
 def decoupled(
     tokens: LossTokens, *, clip_low: Fraction = 0.2, clip_high: Positive = 0.2, weight_cap: Positive = 5.0
 ) -> LossValues:
-    """Decoupled PPO: clips around a recent policy, and weights back to the policy that sampled.
+    """Decoupled PPO clips around a recent policy, and weights back to the policy that sampled.
 
     L = −w min(r A, clip(r) A), r = π/π_prox, w = π_prox/π_behaviour where that is at most weight_cap, else 0.
     Source: Hilton et al. 2022 (arXiv:2110.00641); for language models Fu et al. 2025, AReaL

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @LOSSES.register("gspo")
 def gspo(tokens: LossTokens, *, clip_low: Fraction = 3e-4, clip_high: Positive = 4e-4) -> LossValues:
-    """GSPO: computes and clips one ratio per sequence instead of one per token.
+    """GSPO computes and clips one ratio per sequence instead of one per token.
 
     s = exp(mean_t log π/π_old), L = −min(s A, clip(s, 1 − clip_low, 1 + clip_high) A), for every token of the
     sequence. Source: Zheng et al. 2025, Group sequence policy optimization (arXiv:2507.18071); meant for
@@ -31,10 +31,10 @@ def gspo(tokens: LossTokens, *, clip_low: Fraction = 3e-4, clip_high: Positive =
 
 @LOSSES.register("gspo_token")
 def gspo_token(tokens: LossTokens, *, clip_low: Fraction = 3e-4, clip_high: Positive = 4e-4) -> LossValues:
-    """GSPO with an advantage per token: takes the sequence's ratio in value, the token's own in gradient.
+    """GSPO-token takes the sequence's ratio in value and the token's own in gradient.
 
-    s_t = sg(s) · π_t/sg(π_t), s as in GSPO. Source: Zheng et al. 2025 (arXiv:2507.18071). With one advantage
-    per sequence its gradient is GSPO's.
+    s_t = sg(s) · π_t/sg(π_t), with s as in GSPO; advantages may differ per token. Source: Zheng et al. 2025
+    (arXiv:2507.18071). With one advantage per sequence its gradient is GSPO's.
     """
     log_ratio = tokens.log_ratio()
     mean = segment_mean(log_ratio.detach(), tokens.segments, tokens.num_segments)
@@ -44,7 +44,7 @@ def gspo_token(tokens: LossTokens, *, clip_low: Fraction = 3e-4, clip_high: Posi
 
 @LOSSES.register("kimi")
 def kimi(tokens: LossTokens, *, tau: NotNegative = 0.1) -> LossValues:
-    """Kimi k1.5: anchors a policy gradient with the squared sequence log-ratio instead of clipping it.
+    """Kimi k1.5 anchors a policy gradient with the squared sequence log-ratio instead of clipping it.
 
     Per sequence L = −A Σ_t log π_t + τ/2 (Σ_t log π_t/π_old,t)², the second term spread evenly over the
     sequence's tokens. Source: Kimi team 2025, Kimi k1.5 (arXiv:2501.12599), which gives no value of τ. Its

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @LOSSES.register("dppo_tv")
 def dppo_tv(tokens: LossTokens, *, threshold: Positive = 0.15, ratio_cap: AtLeastOne = 20.0) -> LossValues:
-    """DPPO: masks by how far the token's probability moved, not by what factor.
+    """DPPO masks by how far the token's probability moved, not by what factor.
 
     L = −M r A, with M = 0 where |π − π_old| > threshold (the binary total variation at the sampled token) and
     the update would move further out (A > 0 and r > 1, or A < 0 and r < 1). Source: Qi et al. 2026,
@@ -30,7 +30,7 @@ def dppo_tv(tokens: LossTokens, *, threshold: Positive = 0.15, ratio_cap: AtLeas
 
 @LOSSES.register("sapo")
 def sapo(tokens: LossTokens, *, tau_positive: Positive = 1.0, tau_negative: Positive = 1.05) -> LossValues:
-    """SAPO: replaces the hard clip by a smooth gate, steeper for negative advantages.
+    """SAPO replaces the hard clip by a smooth gate, steeper for negative advantages.
 
     L = −(4/τ) σ(τ (r − 1)) A, τ = tau_positive where A > 0 and tau_negative elsewhere. The gradient's weight
     is 4 σ(1 − σ), which is 1 at r = 1 and fades on both sides. Source: Gao et al. 2025, Soft adaptive policy
@@ -64,7 +64,7 @@ def second_moment_limit(moments: npt.NDArray[np.float32], *, budget: Positive = 
 @LOSSES.register("m2po")
 @step_statistic(outward_moments, second_moment_limit)
 def m2po(tokens: LossTokens, *, budget: Positive = 0.04) -> LossValues:
-    """M2PO: masks the fewest outliers that bring the second moment of the log-ratio under a budget.
+    """M2PO masks the fewest outliers that bring the second moment of the log-ratio under a budget.
 
     Among the tokens whose update moves further out (A > 0 and r > 1, or A < 0 and r < 1), the largest (log
     r)² are masked until the mean of the rest, over the whole step, is at most the budget; L = −M r A. Source:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @LOSSES.register("cispo", ordered=("ratio_floor", "ratio_cap"))
 def cispo(tokens: LossTokens, *, ratio_floor: NotNegative = 0.0, ratio_cap: Positive = 5.0) -> LossValues:
-    """CISPO: clips the importance weight, never the token.
+    """CISPO clips the importance weight, never the token.
 
     w = clip(π/π_old, ratio_floor, ratio_cap). Source: MiniMax 2025, MiniMax-M1 (arXiv:2506.13585), with no
     lower bound; it names no upper one, so 5 is from Khatri et al. 2025, ScaleRL (arXiv:2510.13786)."""
@@ -32,7 +32,7 @@ def cispo(tokens: LossTokens, *, ratio_floor: NotNegative = 0.0, ratio_cap: Posi
 
 @LOSSES.register("vanilla")
 def vanilla(tokens: LossTokens) -> LossValues:
-    """REINFORCE without any correction: treats old tokens as if the current policy had sampled them.
+    """Plain REINFORCE treats old tokens as if the current policy had sampled them.
 
     w = 1. Source: Williams 1992, REINFORCE; ROLL has it under this name. Its gradient is biased on stale
     data, which the other losses correct.
@@ -43,7 +43,7 @@ def vanilla(tokens: LossTokens) -> LossValues:
 
 @LOSSES.register("tis_reinforce")
 def tis_reinforce(tokens: LossTokens, *, cap: Positive = 2.0) -> LossValues:
-    """REINFORCE with truncated importance sampling: bounds each token's weight from above.
+    """Truncated importance sampling bounds the weight of each token in REINFORCE.
 
     w = min(π/π_old, cap). Source: Ionides 2008; Espeholt et al. 2018, IMPALA (arXiv:1802.01561); cap 2 as in
     Yao et al. 2025 (TIS).
@@ -58,7 +58,7 @@ def tis_reinforce(tokens: LossTokens, *, cap: Positive = 2.0) -> LossValues:
 
 @LOSSES.register("topr")
 def topr(tokens: LossTokens, *, cap: Positive = 1.0) -> LossValues:
-    """TOPR: gives good answers full weight, and bad ones weight only while they are still likely.
+    """TOPR gives good answers full weight, and bad ones weight only while they are still likely.
 
     For A ≥ 0, w = 1; for A < 0, w = clip(Π_t π_t/π_old,t, 0, cap), of the whole sequence. Source: Le Roux et
     al. 2025, Tapered off-policy REINFORCE (arXiv:2503.14286), cap 1.

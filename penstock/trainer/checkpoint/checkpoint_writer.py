@@ -65,8 +65,8 @@ class CheckpointWriter:
         say: Callable[[str], None] = lambda line: None,
         ranks: Ranks | None = None,
     ) -> None:
-        """`ranks` write together. They need a process group that nothing else uses, since steps continue
-        meanwhile."""
+        """`ranks` are those that write together. They need a process group that nothing else uses, since steps
+        continue meanwhile."""
         self._ranks: Ranks = ranks or SingleRank()
         self._trainer = trainer
         self._save_tokenizer = save_tokenizer

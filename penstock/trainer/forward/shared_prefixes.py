@@ -1,4 +1,4 @@
-"""Prefixes that several sequences of a packed row share are in the row once, and each sequence sees its prefix.
+"""Lays out a prefix that several sequences of a packed row share once, and lets each of them see it.
 
     prefix A │ prefix B │ alone │ rest A1 │ rest A2 │ rest A3 │ rest B1 │ rest B2
 
