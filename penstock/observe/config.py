@@ -1,4 +1,4 @@
-"""The `observe` section: what a person sees of a run, and where numbers go."""
+"""The `observe` section: what a person sees of a run, and where its metrics go."""
 
 from typing import Literal
 
@@ -8,7 +8,7 @@ from penstock.config import Section
 
 
 class ObserveConfig(Section):
-    """What a person sees of a run, and where its numbers go besides `metrics.jsonl`."""
+    """Configures what a run shows on screen and on its page, and where metrics go besides `metrics.jsonl`."""
 
     view: Literal["auto", "live", "plain", "none"] = "auto"
     """`live` draws in the terminal or in a notebook's cell, `plain` prints log lines, `auto` takes `live` only

@@ -1,16 +1,18 @@
-"""What happens in a run, as data: every stage emits these records, and everything that a person sees reads them.
+"""Defines the events of a run: every stage emits these records, and every view, log and metric is made from
+them.
 
     controller, monitor ──────────────────► EventStream ─► RunState ─► terminal, summary.json
     engines, trainer, scorers ─► EventQueue ───────┘        └► metrics.jsonl, TensorBoard, wandb, trackio
                                                        └► EventStore: RUN/events, which page, report, trace and
                                                           `penstock view` read
 
-`process` says who it happened in. `time` is in seconds of the controller's event loop, which is `time.monotonic` in
-a real run (on Linux one clock for all processes of a machine) and jumps in a simulated one; a `RunEvent` ties it to
-the wall clock. What another machine sends is shifted to this clock when it arrives (`EventBatch`).
+`process` names the process in which it happened. `time` is in seconds of the controller's event loop, which
+is `time.monotonic` in a real run (on Linux one clock for all processes of a machine) and jumps in a simulated
+one; a `RunEvent` ties it to the wall clock. Events from another machine are shifted to this clock when they
+arrive (`EventBatch`).
 
-There is no event for a token or a forward pass: what happens that often is counted and told in sums. Tokens of a
-few answers a step are told as columns (`TokensEvent`).
+Tokens and forward passes have no events of their own: they happen too often, so `Counters` report sums. The
+tokens of a few answers of each step are reported as columns (`TokensEvent`).
 
 Events are written as arrays, by position: a new field goes to the end of its record and has a default.
 """
@@ -27,15 +29,15 @@ LOADING = "starting: loading the model"
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag=True, array_like=True):
-    """When something happened, and in which process."""
+    """Says when something happened, and in which process."""
 
     process: str
     time: float
 
 
 class RunEvent(Event, frozen=True, kw_only=True):
-    """What is known of a run: when it begins to be prepared, and again, with its folder, when its session begins.
-    `wall_s` is the Unix time at `time`: later times follow from the difference."""
+    """Says what is known of a run, once when its preparation begins and again, with its folder, when its session
+    begins. `wall_s` is the Unix time at `time`: later times follow from the difference."""
 
     name: str
     folder: str
@@ -49,7 +51,7 @@ class RunEvent(Event, frozen=True, kw_only=True):
 
 
 class ConfigEvent(Event, frozen=True, kw_only=True):
-    """What a session was asked for, and where it runs."""
+    """Records a session's config and how many GPUs it uses."""
 
     config: str
     """All sections as JSON, secrets hidden."""
@@ -58,15 +60,15 @@ class ConfigEvent(Event, frozen=True, kw_only=True):
 
 
 class PhaseEvent(Event, frozen=True, kw_only=True):
-    """The run enters a phase: `LOADING`, `verifying weights`, `evaluating`, `training`, `saving`, `done`. It begins
-    in `PREPARING`, without an event of its own."""
+    """The run enters a phase: `LOADING`, `verifying weights`, `evaluating`, `training`, `saving`, `done`. It
+    begins in `PREPARING`, without an event for that."""
 
     phase: str
 
 
 class Span(Event, frozen=True, kw_only=True):
-    """A piece of work or a wait that began at `start` and ended at `time`. Spans of one track never overlap unless
-    one holds the other; what runs side by side has a track each."""
+    """Records work or a wait that began at `start` and ended at `time`. Spans of one track never overlap, though
+    one may contain another; concurrent work has a track each."""
 
     track: str
     name: str
@@ -75,19 +77,20 @@ class Span(Event, frozen=True, kw_only=True):
 
 
 class Counters(Event, frozen=True, kw_only=True):
-    """Numbers of one process at one moment. Some only grow (`busy_s`, `tokens`), some come and go (`running`)."""
+    """Reports numbers of one process at one moment. Some only grow (`busy_s`, `tokens`), others rise and fall
+    (`running`)."""
 
     values: dict[str, float]
 
 
 class Doing(Event, frozen=True, kw_only=True):
-    """What a process does or waits for from now on, in words."""
+    """Says in words what a process does or waits for from now on."""
 
     what: str
 
 
 class Drop(Event, frozen=True, kw_only=True):
-    """A group that will not be trained. All counts of drops are counts of these."""
+    """A group will not be trained. All counts of drops are counts of these events."""
 
     group: int
     task_id: str
@@ -100,7 +103,8 @@ class Drop(Event, frozen=True, kw_only=True):
 
 
 class SampleEvent(Event, frozen=True, kw_only=True):
-    """One episode of a group that was trained in `step`, or dropped for `drop`. Texts are shortened."""
+    """Describes one episode of a group that was trained in `step`, or dropped for the reason `drop`. Texts are
+    shortened."""
 
     group: int
     episode: int
@@ -133,8 +137,8 @@ class SampleEvent(Event, frozen=True, kw_only=True):
 
 
 class TokensEvent(Event, frozen=True, kw_only=True):
-    """Every token of a sample that was trained, as columns: little-endian arrays, one value a token. Those of
-    the trainer are of the loss tokens alone, in their order."""
+    """Lists every token of a trained sample as columns: little-endian arrays with one value a token. The
+    trainer's columns (`gaps` and those after it) hold loss tokens only, in order."""
 
     step: int
     group: int
@@ -162,14 +166,14 @@ class TokensEvent(Event, frozen=True, kw_only=True):
 
 
 class TokenTexts(Event, frozen=True, kw_only=True):
-    """How token ids read that no event before has told of."""
+    """Gives the text of token ids that no earlier event has given."""
 
     texts: dict[int, str]
 
 
 class StalenessEvent(Event, frozen=True, kw_only=True):
-    """How old the tokens were that a step trained on. A token ages while its group is generated (until the last
-    episode ended) and while the group waits (for its score and its step), counted in steps."""
+    """Reports how old the tokens of a step were. A token ages, counted in steps, while its group is generated
+    (until the last episode ends) and while the group waits for its score and its step."""
 
     step: int
     tokens: tuple[tuple[int, int, int], ...]
@@ -179,7 +183,7 @@ class StalenessEvent(Event, frozen=True, kw_only=True):
 
 
 class StepEvent(Event, frozen=True, kw_only=True):
-    """A finished optimizer step, ranks merged."""
+    """An optimizer step is finished; its ranks are merged."""
 
     step: int
     reward: float
@@ -199,7 +203,7 @@ class StepEvent(Event, frozen=True, kw_only=True):
 
 
 class UpdateEvent(Event, frozen=True, kw_only=True):
-    """Every engine serves a version. Times are of the slowest engine."""
+    """Every engine now serves this version. Times are those of the slowest engine."""
 
     policy: str
     version: int
@@ -228,12 +232,13 @@ class UpdateEvent(Event, frozen=True, kw_only=True):
 
     @property
     def transfer_s(self) -> float:
-        """From snapshots to engines that are ready to load."""
+        """Return the time from the snapshot until the engines are ready to load."""
         return self.publish_s + self.stage_s
 
 
 class EvaluationEvent(Event, frozen=True, kw_only=True):
-    """The mean held-out reward, measured at (or beside the steps after) `step`."""
+    """Reports the mean held-out reward of the weights of `step`, measured at that step or beside the steps after
+    it."""
 
     step: int
     reward: float
@@ -242,7 +247,7 @@ class EvaluationEvent(Event, frozen=True, kw_only=True):
 
 
 class CheckpointEvent(Event, frozen=True, kw_only=True):
-    """The checkpoint of a step is durable, or could not be written. Steps went on meanwhile."""
+    """The checkpoint of a step is durable, or could not be written. Steps continued meanwhile."""
 
     step: int
     write_s: float = 0.0
@@ -252,7 +257,7 @@ class CheckpointEvent(Event, frozen=True, kw_only=True):
 
 
 class RecoveryEvent(Event, frozen=True, kw_only=True):
-    """A worker that was lost works again."""
+    """A lost worker works again."""
 
     worker: str
     incarnation: int
@@ -264,7 +269,7 @@ class RecoveryEvent(Event, frozen=True, kw_only=True):
 
 
 class LogLine(Event, frozen=True, kw_only=True):
-    """A sentence for the person who watches."""
+    """Carries a sentence for the person who watches."""
 
     line: str
 
@@ -291,7 +296,7 @@ AnyEvent = (
 
 
 class EventBatch(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker process has to tell. `now` is its clock as it answers."""
+    """Carries a worker process's events to the controller. `now` is the worker's clock when it answers."""
 
     now: float
     events: tuple[AnyEvent, ...]
@@ -302,12 +307,12 @@ class EventBatch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def as_fields(event: AnyEvent) -> dict[str, Any]:
-    """By name, as a line of JSON has them."""
+    """Return an event's fields by name, as a line of JSON has them."""
     return {"type": type(event).__name__, **msgspec.structs.asdict(event)}
 
 
 def shifted(event: AnyEvent, offset_s: float) -> AnyEvent:
-    """The same event on a clock that is `offset_s` ahead."""
+    """Return the same event on a clock that is `offset_s` ahead."""
     if isinstance(event, Span):
         return msgspec.structs.replace(event, time=event.time + offset_s, start=event.start + offset_s)
     return msgspec.structs.replace(event, time=event.time + offset_s)

@@ -1,8 +1,8 @@
-"""The heartbeat of a worker's own work: what it is doing, for how long without a beat, and how long that may take.
+"""Reports a worker's liveness: what it is doing, how long since its last beat, and how long that may take.
 
-A worker declares each phase of its work with a limit: compiling may take half an hour, a step some times as long as
-the longest so far. Whoever watches it ends a worker that is past its limit, and one that does not even answer for
-longer than the phase that it last declared.
+A worker declares each phase of its work with a limit: compiling may take half an hour, a step a few times as
+long as the longest so far. The controller ends a worker that is past its limit, or that does not answer at
+all for longer than the phase that it last declared.
 """
 
 import threading
@@ -18,7 +18,7 @@ LONG_S = 1800.0
 
 
 class PulseReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The phase that is nearest to its limit."""
+    """Describes the phase that is nearest to its limit."""
 
     phase: str = "waiting for work"
     quiet_s: float = 0.0
@@ -38,7 +38,7 @@ class PulseReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Pulse:
-    """Of one process. Phases may overlap, and any thread may enter one."""
+    """Tracks the phases and loops of one process. Phases may overlap, and any thread may enter one."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -49,13 +49,13 @@ class Pulse:
         self._changing = threading.Lock()
 
     def watch(self, name: str, progress: Callable[[], float | None], limit_s: float) -> None:
-        """A loop that goes on for the life of the process. `progress` is another number whenever the loop has got
-        on, and None while it has nothing to do."""
+        """Watch a loop that runs for the life of the process. `progress` returns a different number whenever the
+        loop has advanced, and None while it has nothing to do."""
         self._loops.append(_Loop(name, progress, limit_s))
 
     @contextmanager
     def phase(self, name: str, limit_s: float) -> Iterator[None]:
-        """Work of this kind, without a beat for at most `limit_s`."""
+        """Declare work of this kind, which may go without a beat for at most `limit_s`."""
         with self._changing:
             self._last += 1
             number = self._last
@@ -85,7 +85,7 @@ class Pulse:
 
 
 class _Loop:
-    """One that is watched, with when it was last seen to get on."""
+    """Remembers when a watched loop was last seen to advance."""
 
     def __init__(self, name: str, progress: Callable[[], float | None], limit_s: float) -> None:
         self._name = name
@@ -94,7 +94,7 @@ class _Loop:
         self._seen: tuple[float, float] | None = None
 
     def look(self, now: float) -> PulseReport | None:
-        """None while it has nothing to do."""
+        """Return the loop's report, or None while it has nothing to do."""
         progress = self._progress()
         if progress is None:
             self._seen = None

@@ -1,5 +1,5 @@
-"""A run as its events tell it: the state that the terminal view, `metrics.jsonl`, the trackers and `summary.json`
-are made of. It does no I/O and asks nobody: the same events always make the same state, live or from a file."""
+"""Folds a run's events into the state behind the terminal view, `metrics.jsonl`, the trackers and
+`summary.json`. It does no I/O, so the same events always make the same state, live or from a file."""
 
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
@@ -42,8 +42,8 @@ TOKENS_OF_AGE = "tokens_age_"
 
 
 class RunState:
-    """`penstock.observe.event_stream.Reader` that only keeps. Whoever has the rows of steps already, and sets
-    `row`, lets it make none."""
+    """Folds events, as a `penstock.observe.event_stream.Reader`. With `makes_rows=False` the caller sets `row`.
+    """
 
     def __init__(self, *, makes_rows: bool = True) -> None:
         self.name = ""
@@ -118,7 +118,7 @@ class RunState:
 
     @property
     def recent_reward(self) -> float | None:
-        """Mean of the last steps."""
+        """Return the mean reward of the last `RECENT_STEPS` steps."""
         recent = list(self.rewards)[-RECENT_STEPS:]
         return sum(recent) / len(recent) if recent else None
 
@@ -128,15 +128,16 @@ class RunState:
 
     @property
     def left_s(self) -> float | None:
-        """Until the last step, at the pace of the last ones. It shrinks while a step is under way."""
+        """Return the seconds until the last step, at the pace of recent steps. They shrink while a step is under
+        way."""
         if self._training_since is None or len(self._pace) < 2:
             return None
         step_s = (self._pace[-1] - self._pace[0]) / (len(self._pace) - 1)
         return max(0.0, (self.steps_planned - self.step) * step_s - (self.now - self._pace[-1]))
 
     def loss_counts(self) -> dict[str, float]:
-        """`dropped_REASON` of groups and `failed_REASON` of episodes, as rows of metrics have them: since this
-        session of the run began."""
+        """Return `dropped_REASON` of groups and `failed_REASON` of episodes since this session of the run began,
+        as rows of metrics have them."""
         return {
             **{f"dropped_{reason}": float(count) for reason, count in sorted(self.drops.items())},
             **{f"failed_{reason}": float(count) for reason, count in sorted(self.failures.items())},
@@ -303,8 +304,8 @@ class RunState:
         }
 
     def _sync_row(self) -> dict[str, float]:
-        """Of the updates since the last step: the longest times, and sums of what was sent or lost. What never
-        happens under an interrupt is left out."""
+        """Merge the updates since the last step: the longest times, and sums of what was sent or lost. Values
+        that stay zero under some interrupts are left out while they are zero."""
         updates = self._updates
         if not updates:
             return {}
@@ -356,7 +357,8 @@ class RunState:
 
 
 def ages_of(metrics: Mapping[str, float]) -> tuple[AgeStatus, ...]:
-    """The shares of tokens by age (`tokens_age_1`, `tokens_age_2_3`, `tokens_age_32_up`), the youngest first."""
+    """Return the shares of tokens by age (`tokens_age_1`, `tokens_age_2_3`, `tokens_age_32_up`), youngest first.
+    """
     found = []
     for name, share in metrics.items():
         if name.startswith(TOKENS_OF_AGE):

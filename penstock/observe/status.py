@@ -1,4 +1,4 @@
-"""A run at one moment, as the views show it."""
+"""Describes a run at one moment, as the views show it."""
 
 from collections import deque
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessStatus:
-    """One process: how much of the last moments it worked, and what it does or waits for now."""
+    """Says how much of the last seconds a process worked, and what it does or waits for now."""
 
     name: str
     busy: float
@@ -16,7 +16,7 @@ class ProcessStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowStatus:
-    """Groups on their way to a step, by where they are."""
+    """Counts groups on their way to a step, by stage."""
 
     generating: int
     scoring: int
@@ -27,7 +27,7 @@ class FlowStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerStatus:
-    """The answers of the last step."""
+    """Describes the answers of the last step."""
 
     tokens_mean: float
     tokens_max: float
@@ -37,8 +37,8 @@ class AnswerStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertStatus:
-    """Experts of the last step's tokens, where they were recorded: shares of (layer, token) choices. What is None
-    can't be known, since nothing was replayed or no sequence was sampled."""
+    """Compares the experts that the engine recorded with the trainer's, over the (layer, token) choices of the
+    last step. None means unknown: nothing was replayed, or no sequence was sampled."""
 
     replayed: float
     flipped: float | None
@@ -51,7 +51,7 @@ class ExpertStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgeStatus:
-    """Of the tokens that the last step trained on: the share that is so many steps old."""
+    """Gives the share of the last step's tokens whose age in steps is in a range."""
 
     first: int
     last: int | None
@@ -61,7 +61,7 @@ class AgeStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BottleneckStatus:
-    """Who holds up the others, and how one sees that."""
+    """Names the part that holds up the others, and how that shows."""
 
     who: str
     why: str
@@ -69,7 +69,7 @@ class BottleneckStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleStatus:
-    """The newest answer that was scored."""
+    """Describes the newest answer that was scored."""
 
     reward: float
     text: str
@@ -121,7 +121,7 @@ MOSTLY = 0.7
 
 
 class Bottleneck:
-    """Fed with what the run tells of its steps, engines and groups."""
+    """Finds what limits a run from the times of its steps and the counters of its engines and groups."""
 
     def __init__(self) -> None:
         self._steps: deque[tuple[float, float]] = deque(maxlen=STEPS)
@@ -133,7 +133,8 @@ class Bottleneck:
         self._steps.append((waited_s, took_s))
 
     def on_counters(self, counters: Mapping[str, float]) -> None:
-        """Of an engine: its requests. Of the controller: its groups that are generating or being scored."""
+        """Take an engine's request counts, or the controller's counts of groups that are generating or scoring.
+        """
         if "running" in counters:
             self._has_work.append(counters["running"] + counters["waiting"] > 0)
         if "generating" in counters:
@@ -141,7 +142,7 @@ class Bottleneck:
             self._scoring.append(counters["scoring"])
 
     def status(self, *, engine_idle: float, max_staleness: int | None) -> BottleneckStatus | None:
-        """None before there is enough to go by: half of the steps, or one step and all of the reports."""
+        """Return None until there is enough to judge: half of `STEPS`, or one step and `LOOKS` engine reports."""
         if len(self._steps) < STEPS // 2 and not (self._steps and len(self._has_work) == LOOKS):
             return None
         waited = sum(waited for waited, _ in self._steps)
@@ -158,7 +159,7 @@ class Bottleneck:
         )
 
     def _outside(self, max_staleness: int | None) -> str:
-        """What the trainer waits for while engines have nothing to do."""
+        """Return what the trainer waits for while engines have nothing to do."""
         generating, scoring = sum(self._generating), sum(self._scoring)
         if scoring > generating:
             return "rewards"

@@ -1,8 +1,8 @@
-"""A run as its event files tell it: while it goes on, after its end, and after it died.
+"""Reads a run from its event files: while it is running, after its end, and after it died.
 
 run = RunReading(Path("runs/demo"))
 while True:
-    run.refresh()          # what was written since
+    run.refresh()          # reads what was written since
     run.state.status()     # what the terminal shows
     run.steps.column("reward")
 """
@@ -58,7 +58,7 @@ _time = attrgetter("time")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
-    """A run that was resumed has several."""
+    """Describes one session of a run; a resumed run has several."""
 
     began: float
     step: int
@@ -68,7 +68,7 @@ class Session:
 
 
 class RunReading:
-    """All times are seconds since the run's first session began."""
+    """Reads one run. All times are seconds since the run's first session began."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -108,7 +108,7 @@ class RunReading:
         """The row of the newest answer that was scored."""
 
     def refresh(self) -> bool:
-        """Read what was written since; whether there was anything."""
+        """Read what was written since the last call, and return whether there was anything."""
         with without_collection():
             return self._refresh()
 
@@ -136,12 +136,12 @@ class RunReading:
 
     @property
     def now(self) -> float:
-        """The time of the newest event."""
+        """Return the time of the newest event."""
         return self.state.now
 
     @property
     def is_running(self) -> bool:
-        """Whether a controller holds the folder."""
+        """Return whether a controller holds the folder's lock."""
         try:
             with (self.folder / LOCK).open("r") as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -153,11 +153,11 @@ class RunReading:
 
     @property
     def num_damaged(self) -> int:
-        """Files whose end could not be read, though newer ones are there."""
+        """Return how many files have an unreadable end although newer files exist."""
         return sum(one.num_damaged for one in (self._facts, self._counters, self._samples))
 
     def status(self) -> RunStatus:
-        """What the terminal shows."""
+        """Return what the terminal shows."""
         status = self.state.status()
         if status.last_sample is None or self._last_scored is None:
             return status
@@ -165,11 +165,12 @@ class RunReading:
         return replace(status, last_sample=replace(status.last_sample, text=text))
 
     def counters(self, process: str) -> dict[str, Series]:
-        """Every number of a process over time."""
+        """Return every counter of a process over time."""
         return self.counter_series.of(process)
 
     def tokens(self, step: int, group: int, episode: int) -> list[TokenTrace]:
-        """The samples of an answer that was trained in `step`, token by token; none where they are not kept."""
+        """Return the samples of an answer that was trained in `step`, token by token; empty if they are not
+        kept."""
         self._tokens.refresh()
         found: dict[int, TokenTrace] = {}
         for place in self._tokens.places:
@@ -181,7 +182,7 @@ class RunReading:
 
     @property
     def traced(self) -> list[tuple[int, int, int]]:
-        """Answers whose tokens are kept, as step, group and episode."""
+        """Return (step, group, episode) of every answer whose tokens are kept."""
         self._tokens.refresh()
         kept = {place.key for place in self._tokens.places}
         rows = self.samples.select()
@@ -192,7 +193,7 @@ class RunReading:
         ]
 
     def time_sheet(self) -> list[ProcessTime]:
-        """Where the time of the trainer and of each engine went while the run trained."""
+        """Return where the time of the trainer and of each engine went while the run trained."""
         return self._time_sheet.processes()
 
     def cost(self) -> Cost:
@@ -206,11 +207,11 @@ class RunReading:
 
     @property
     def tracks(self) -> list[tuple[str, str]]:
-        """Processes and their tracks, of all spans that are kept."""
+        """Return the (process, track) pairs of all spans that are kept."""
         return sorted({(span.process, span.track) for span in self.spans(limit=None)})
 
     def rows_of_drop(self, drop: Drop) -> Rows:
-        """The samples of a group that was dropped."""
+        """Return the samples of a dropped group."""
         return self.samples.select(group=drop.group, drop=drop.reason)
 
     def spans(
@@ -222,7 +223,8 @@ class RunReading:
         track: str | None = None,
         limit: int | None = MAX_SPANS,
     ) -> list[Span]:
-        """Those that touch a stretch of time, by their start; of more than `limit` the longest."""
+        """Return the spans that touch a time range, by their start; if there are more than `limit`, the longest.
+        """
         found: list[Span] = []
         self._spans.refresh()
         for place in self._spans.places:
@@ -334,7 +336,8 @@ class RunReading:
 
 @contextmanager
 def without_collection() -> Iterator[None]:
-    """A long run is a million small records that stay: to look for cycles among them takes as long as reading."""
+    """Pause the garbage collector: the million small records of a long run all stay, and searching them for
+    cycles takes as long as reading them."""
     was_on = gc.isenabled()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""Follows one kind of a run's event files: each call gives what was appended since."""
+"""Follows one kind of a run's event files: each call returns what was appended since the last."""
 
 import os
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from penstock.observe.store.segments import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadFrame:
-    """A frame, and when its session began: `offset_s` makes Unix times of its event times."""
+    """Holds a frame's records; `offset_s` turns their times into Unix times."""
 
     turn: int
     first: int
@@ -33,7 +33,8 @@ class ReadFrame:
 
 
 class SegmentFollower:
-    """Passes over what a crash has cut, and over segments that have made room for newer ones."""
+    """Reads new frames. Frames that a crash has cut are skipped, as are segments that were deleted to make room.
+    """
 
     def __init__(self, folder: Path, kind: Kind) -> None:
         self._folder, self._kind = folder, kind
@@ -59,7 +60,7 @@ class SegmentFollower:
         return frames
 
     def _read_segment(self, frames: list[ReadFrame]) -> int:
-        """How many bytes at its end are no whole frame."""
+        """Append a segment's new frames to `frames`; return how many bytes at its end are no whole frame."""
         try:
             with segment_path(self._folder, self._kind, self._segment).open("rb") as file:
                 inode = os.fstat(file.fileno()).st_ino
@@ -105,7 +106,7 @@ def checked_head(payload: bytes, folder: Path) -> SegmentHead:
 
 
 def shift(record: Any, seconds: float) -> None:
-    """Move a record that was just read, and that nobody else has, to another clock."""
+    """Move a record to another clock, in place: it was just read, so no other part holds it."""
     msgspec.structs.force_setattr(record, "time", record.time + seconds)
     if isinstance(record, Span):
         msgspec.structs.force_setattr(record, "start", record.start + seconds)

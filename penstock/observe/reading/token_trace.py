@@ -1,4 +1,4 @@
-"""The tokens of one sample that was trained, side by side."""
+"""Aligns everything known of each token of a trained sample."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,7 +15,8 @@ UNKNOWN = 255
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TokenTrace:
-    """Aligned arrays over all tokens of a sample, context included. What only loss tokens have is NaN elsewhere."""
+    """Holds aligned arrays over all tokens of a sample, context included. Values that only loss tokens have are
+    NaN elsewhere."""
 
     step: int
     group: int
@@ -42,7 +43,7 @@ class TokenTrace:
 
     @property
     def worst(self) -> int | None:
-        """Where engine and trainer differ most; None where nothing is known."""
+        """Return the index at which engine and trainer differ most; None if no gap is known."""
         sizes = np.abs(self.gaps)
         return int(np.nanargmax(sizes)) if np.isfinite(sizes).any() else None
 

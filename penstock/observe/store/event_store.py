@@ -1,8 +1,8 @@
-"""Writes every event of a run into `RUN/events`, as `segments` describes it.
+"""Writes every event of a run into `RUN/events`, in the format of `segments`.
 
-What is told often is bounded: when counters or spans have filled their budget, their oldest segment goes; of
-samples, texts and tokens an even share of all old ones stays. Facts never go, and a drop is a fact: whatever
-becomes of its texts, that it happened, why, and what it cost stay.
+Frequent events are bounded: when counters or spans have filled their budget, their oldest segment is deleted;
+of samples, texts and tokens an even share of all old ones stays. Facts are never deleted, and a drop is a
+fact: even when its texts are gone, that it happened, why, and what it cost stay known.
 """
 
 import functools
@@ -55,7 +55,7 @@ SAMPLES_SHARE, COUNTERS_SHARE = 0.2, 0.2
 
 
 def budgets(*, samples_mb: float, tokens_mb: float, spans_mb: float) -> dict[Kind, int]:
-    """Bytes of each kind; 0 keeps none."""
+    """Return the byte budget of each kind; 0 keeps none."""
     samples, tokens, spans = (int(size * 1e6) for size in (samples_mb, tokens_mb, spans_mb))
     return {
         "counters": int(spans * COUNTERS_SHARE),
@@ -67,8 +67,8 @@ def budgets(*, samples_mb: float, tokens_mb: float, spans_mb: float) -> dict[Kin
 
 
 class EventStore(Reader):
-    """`penstock.observe.event_stream.Reader`. It is subscribed after `state`, whose row of a step it
-    keeps."""
+    """Stores events, as a `penstock.observe.event_stream.Reader`. It must subscribe after `state`, whose row of
+    a step it stores."""
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ class EventStore(Reader):
             self.flush()
 
     def flush(self) -> None:
-        """Write what waits, a frame for each kind that has something."""
+        """Write the waiting records, one frame for each kind that has any."""
         for kind, records in self._waiting.items():
             if records:
                 self._writers[kind].write(self._turn, records)
@@ -130,7 +130,7 @@ class EventStore(Reader):
             writer.close()
 
     def _open(self, event: AnyEvent) -> None:
-        """The first event tells which clock the run has."""
+        """Open a writer for each kind. The first event tells which clock the run uses."""
         offset_s = event.wall_s - event.time if isinstance(event, RunEvent) else self._wall() - event.time
         began_s = offset_s + event.time
         for kind in KINDS:

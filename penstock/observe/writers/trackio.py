@@ -1,4 +1,4 @@
-"""trackio, a local tracker with wandb's interface."""
+"""Logs to trackio, a local tracker with wandb's interface."""
 
 import secrets
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ class TrackioWriter:
     name = "trackio"
 
     def __init__(self, project: str, name: str, known: str | None = None) -> None:
-        """`known` is the name under which a run that goes on is there."""
+        """Open the run at trackio; `known` is the name under which trackio has a resumed run."""
         import trackio
 
         self._trackio = trackio
