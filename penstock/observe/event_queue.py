@@ -9,7 +9,7 @@ from penstock.observe.recorder import Recorder
 
 CAPACITY = 20_000
 BATCH = 2_000
-"""Events of one answer: a few hundred kilobytes."""
+"""Events in one reply to the controller: a few hundred kilobytes."""
 
 
 class MonotonicClock:

@@ -17,7 +17,7 @@ from penstock.records.interfaces import Clock
 CAPACITY = 100_000
 """Events that may wait for readers: some seconds of a large run."""
 EXPENDABLE = (Span, Counters, SampleEvent, TokensEvent)
-"""What is left out when the line is full. Drops, steps and lines are few, and are always kept."""
+"""Event types that are dropped when the queue is full. Drops, steps and log lines are few, and always kept."""
 
 Defer = Callable[[Callable[[], None]], object]
 
@@ -48,7 +48,7 @@ class EventStream:
         self._readers: dict[str, Reader] = {}
         self._kinds: dict[str, tuple[type, ...]] = {}
         self._told: dict[type, list[Told]] = {}
-        """Who is told of each kind of event, as it was last asked for."""
+        """The readers of each event type, looked up at its first event."""
         self._waiting: deque[AnyEvent] = deque()
         self._scheduled = False
 
@@ -81,7 +81,7 @@ class EventStream:
 
     def flush(self) -> None:
         """Deliver all queued events."""
-        self._scheduled = True  # what readers emit joins the line that is being read
+        self._scheduled = True  # events that readers emit join the queue being read
         while self._waiting:
             event = self._waiting.popleft()
             for name, on in self._told.get(type(event)) or self._readers_of(type(event)):
@@ -114,7 +114,7 @@ class EventStream:
         self._waiting.clear()
 
     def _detach(self, name: str, error: Exception) -> None:
-        with contextlib.suppress(Exception):  # it has failed already, which is said below
+        with contextlib.suppress(Exception):  # it has failed already, as the report below says
             self._forget(name).close()
         self._report(name, error)
 

@@ -45,9 +45,9 @@ class RunEvent(Event, frozen=True, kw_only=True):
     """Planned."""
     wall_s: float
     step: int = 0
-    """The last step of the checkpoint that it goes on from."""
+    """Step of the checkpoint that the run resumes from."""
     heldout: tuple[tuple[int, float], ...] = ()
-    """What was evaluated before that: steps and mean held-out rewards."""
+    """(step, mean held-out reward) of the evaluations before that."""
 
 
 class ConfigEvent(Event, frozen=True, kw_only=True):
@@ -56,7 +56,7 @@ class ConfigEvent(Event, frozen=True, kw_only=True):
     config: str
     """All sections as JSON, secrets hidden."""
     num_gpus: int = 0
-    """That its processes use."""
+    """GPUs that the run's processes use."""
 
 
 class PhaseEvent(Event, frozen=True, kw_only=True):
@@ -97,9 +97,9 @@ class Drop(Event, frozen=True, kw_only=True):
     reason: str
     message: str
     age: int | None = None
-    """Steps that its oldest token is behind; None where no token is known."""
+    """How many steps its oldest token is behind; None where no token is known."""
     num_tokens: int = 0
-    """Sampled for nothing."""
+    """Tokens that were sampled in vain."""
 
 
 class SampleEvent(Event, frozen=True, kw_only=True):
@@ -118,8 +118,8 @@ class SampleEvent(Event, frozen=True, kw_only=True):
     reward: float | None = None
     parts: dict[str, float] = {}
     advantage: float | None = None
-    """What its tokens were trained with. None where each token has its own (`gae`, scores of steps), and where
-    nothing was trained."""
+    """The advantage of its tokens. None where each token has its own (`gae`, scores of steps), and where nothing
+    was trained."""
     oldest_version: int | None = None
     newest_version: int | None = None
     num_turns: int
@@ -129,11 +129,11 @@ class SampleEvent(Event, frozen=True, kw_only=True):
     prompt: str
     answer: str
     age: int | None = None
-    """Steps that its oldest token was behind when it was trained or dropped."""
+    """How many steps its oldest token was behind when it was trained or dropped."""
     traced: bool = False
-    """Whether a `TokensEvent` tells its tokens."""
+    """Whether a `TokensEvent` lists its tokens."""
     text_kept: bool = True
-    """Whether its texts are there: the oldest ones of a long run make room for newer ones."""
+    """Whether its texts are still stored: old texts of a long run are deleted to make room for newer ones."""
 
 
 class TokensEvent(Event, frozen=True, kw_only=True):
@@ -150,7 +150,8 @@ class TokensEvent(Event, frozen=True, kw_only=True):
     versions: bytes
     """int32; -1 where the policy did not sample."""
     ages: bytes
-    """int32: steps between the weights that sampled a token and those that were trained; -1 where none did."""
+    """int32: steps between the weights that sampled a token and those that were trained; -1 where the policy did
+    not sample."""
     loss_mask: bytes
     """uint8"""
     logprobs: bytes
@@ -190,16 +191,16 @@ class StepEvent(Event, frozen=True, kw_only=True):
     num_samples: int
     metrics: dict[str, float]
     own_metrics: tuple[str, ...] = ()
-    """Names of those that a user's loss reports."""
+    """Names of the metrics that a user's loss reports."""
     seconds: dict[str, float]
-    """Where the trainer's time went, by part."""
+    """The trainer's time, by part of the step."""
     waited_s: float
     took_s: float
     max_staleness: int
     groups: tuple[int, ...] = ()
-    """Their numbers."""
+    """Numbers of the groups trained in this step."""
     waits: dict[str, float] = {}
-    """`waited_s` by what the group that ended the wait was doing meanwhile."""
+    """`waited_s`, split by what the group that ended the wait was doing meanwhile."""
 
 
 class UpdateEvent(Event, frozen=True, kw_only=True):
@@ -208,7 +209,7 @@ class UpdateEvent(Event, frozen=True, kw_only=True):
     policy: str
     version: int
     snapshot_s: float = 0.0
-    """How long the trainer took to copy its weights: all that its step waits for."""
+    """How long the trainer took to copy its weights, which is all that its step waits for."""
     publish_s: float = 0.0
     """How long the trainer hashed and described them, beside its next step."""
     stage_s: float
@@ -218,17 +219,17 @@ class UpdateEvent(Event, frozen=True, kw_only=True):
     verify_s: float
     """How long the engine's fingerprint took."""
     fresh_s: float = 0.0
-    """From the end of the step to the moment at which every engine serves its weights."""
+    """From the end of the step until every engine serves its weights."""
     drain_s: float = 0.0
     """Under `drain`: how long new requests waited."""
     recomputed_tokens: int = 0
     discarded_tokens: int = 0
     num_bytes: int = 0
-    """What was sent."""
+    """Bytes that were sent."""
     num_skipped: int = 0
-    """Versions since the last update that were never sent, since newer ones replaced them."""
+    """Versions since the last update that were never sent because newer ones replaced them."""
     step: int | None = None
-    """Whose weights they are."""
+    """The step that made these weights."""
 
     @property
     def transfer_s(self) -> float:
@@ -237,8 +238,7 @@ class UpdateEvent(Event, frozen=True, kw_only=True):
 
 
 class EvaluationEvent(Event, frozen=True, kw_only=True):
-    """Reports the mean held-out reward of the weights of `step`, measured at that step or beside the steps after
-    it."""
+    """Reports the mean held-out reward, measured at `step` or beside the steps after it."""
 
     step: int
     reward: float
@@ -261,11 +261,11 @@ class RecoveryEvent(Event, frozen=True, kw_only=True):
 
     worker: str
     incarnation: int
-    """Which process of this name it is."""
+    """Which process of this name works now, counted from the first."""
     cause: str
-    """Of its loss."""
+    """Why the worker was lost."""
     took_s: float
-    """Since its loss was noticed."""
+    """Seconds from noticing the loss until it works again."""
 
 
 class LogLine(Event, frozen=True, kw_only=True):
@@ -303,7 +303,7 @@ class EventBatch(msgspec.Struct, frozen=True, kw_only=True):
     num_lost: int = 0
     """Events since the last batch for which there was no room."""
     pulse: PulseReport = PulseReport()
-    """How its work goes."""
+    """Liveness of the worker."""
 
 
 def as_fields(event: AnyEvent) -> dict[str, Any]:

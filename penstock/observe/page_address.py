@@ -6,7 +6,7 @@ import socket
 from penstock.errors import UserError
 
 WAITING = 128
-"""Connections that may wait for the page's process to start."""
+"""Connections that may wait while the page's process starts."""
 
 
 def new_token() -> str:

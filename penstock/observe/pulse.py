@@ -14,7 +14,7 @@ import msgspec
 from penstock.records.interfaces import Clock
 
 LONG_S = 1800.0
-"""For loading, compiling and writing, whose time nobody knows before."""
+"""For loading, compiling and writing, whose time cannot be known in advance."""
 
 
 class PulseReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -22,11 +22,11 @@ class PulseReport(msgspec.Struct, frozen=True, kw_only=True):
 
     phase: str = "waiting for work"
     quiet_s: float = 0.0
-    """Since its last beat."""
+    """Seconds since its last beat."""
     limit_s: float = 0.0
-    """How long that may be. Whoever watches may allow more, never less."""
+    """How long `quiet_s` may get. The watching process may allow more, never less."""
     silent_s: float | None = None
-    """How long the process may not even answer; None: as long as `limit_s`."""
+    """How long the process may fail to answer at all; None: as long as `limit_s`."""
 
     @property
     def longest_silence_s(self) -> float:
@@ -43,7 +43,7 @@ class Pulse:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._phases: dict[int, tuple[str, float, float]] = {}
-        """Name, limit and time of the last beat of the phases under way."""
+        """Name, limit and time of the last beat of each phase under way."""
         self._loops: list[_Loop] = []
         self._last = 0
         self._changing = threading.Lock()
@@ -80,7 +80,7 @@ class Pulse:
             return phase or PulseReport()
         if phase is not None and phase.left_s <= loop.left_s:
             return phase
-        # A loop works in a thread: however long one round takes, its process answers.
+        # A loop works in a thread, so its process answers however long one round takes.
         return msgspec.structs.replace(loop, silent_s=0.0 if phase is None else phase.limit_s)
 
 

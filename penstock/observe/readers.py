@@ -34,14 +34,15 @@ class ShownRun:
     stream: EventStream
     state: RunState
     tell: Callable[[str], None] = lambda line: None
-    """Shows a line to the person who watches, and to no file: it may hold a secret."""
+    """Shows a line to the person who watches, and writes it to no file: it may hold a secret."""
 
     @property
     def events(self) -> Recorder:
         return self.stream.of("controller")
 
     def keep(self, writers: Sequence[MetricsWriter], store: Reader | None = None) -> None:
-        """Subscribe writers, once there is a folder to write into. `store` keeps every event."""
+        """Subscribe writers and the learning signal, once there is a folder to write into. `store` keeps every
+        event."""
         for writer in writers:
             reader = MetricsReader(self.state, writer)
             self.stream.subscribe(writer.name, reader, only=reader.kinds)
@@ -61,7 +62,7 @@ def show(view: View) -> ShownRun:
 def _tell(view: View, line: str) -> None:
     with contextlib.suppress(
         Exception
-    ):  # a view that fails costs no run; its next event takes it off the stream
+    ):  # a failing view must not end the run; its next event takes it off the stream
         view.log(line)
 
 
@@ -88,7 +89,7 @@ class MetricsReader:
         self._samples_writer = writer if isinstance(writer, SampleWriter) else None
         self._losses_told: dict[str, float] = {}
         self._samples: list[SampleEvent] = []
-        """Of the step that is being told, where the writer shows any."""
+        """Samples of the coming step, if the writer shows samples."""
 
     @property
     def kinds(self) -> tuple[type, ...]:
@@ -108,7 +109,8 @@ class MetricsReader:
             self._writer.write(event.step, {"heldout_reward": event.reward})
 
     def _write_samples(self, step: int) -> None:
-        """Write a few samples every `EVERY_STEPS` steps: first those with traced tokens, then others."""
+        """Write a few samples at step 1 and every `EVERY_STEPS` steps: first those with traced tokens, then
+        others."""
         chosen = sorted(self._samples, key=lambda sample: not sample.traced)[:SAMPLES_OF_A_STEP]
         self._samples.clear()
         if chosen and self._samples_writer is not None and (step == 1 or step % EVERY_STEPS == 0):

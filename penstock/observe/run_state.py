@@ -36,7 +36,7 @@ from penstock.observe.status import (
 TRAINER, CONTROLLER = "trainer", "controller"
 RECENT_STEPS = 8
 PACE_STEPS = 32
-"""Steps that tell how long the others will take."""
+"""Recent steps from which the remaining time is estimated."""
 KEPT_REWARDS = 200
 TOKENS_OF_AGE = "tokens_age_"
 
@@ -53,7 +53,7 @@ class RunState:
         self.phase = PREPARING
         self.training_s = 0.0
         self.step = 0
-        """The last one."""
+        """The last step."""
         self.num_steps = 0
         self.num_samples = 0
         self.rewards: deque[float] = deque(maxlen=KEPT_REWARDS)
@@ -62,32 +62,32 @@ class RunState:
         self.staleness = self.staleness_sum = self.staleness_max = 0.0
         self.staleness_bound: int | None = None
         self.last_sample: SampleEvent | None = None
-        """The newest that was scored."""
+        """The newest sample that was scored."""
         self.drops: Counter[str] = Counter()
         self.failures: Counter[str] = Counter()
         """Failed episodes, by reason."""
         self.stalls: list[float] = []
-        """Of every update since training began."""
+        """Stall seconds of every update since training began."""
         self.processes: dict[str, ProcessState] = {TRAINER: ProcessState(TRAINER)}
         self.last_progress = 0.0
         """When a group was last scored or a step trained."""
         self.row: dict[str, float] = {}
         """The metrics of the last step, by the names of `metrics.jsonl`."""
         self.own_metrics: dict[str, float] = {}
-        """Those of them that a user's loss reports."""
+        """The metrics of the last step that a user's loss reports."""
         self._makes_rows = makes_rows
         self._pace: deque[float] = deque(maxlen=PACE_STEPS + 1)
         """When training began, then when the last steps ended."""
         self._training_since: float | None = None
         self._updates: list[UpdateEvent] = []
-        """Since the last step."""
+        """Updates since the last step."""
         self._written: CheckpointEvent | None = None
         """The last checkpoint that became durable since the last step."""
         self.failed_checkpoints: tuple[int, int, str] | None = None
-        """How many could not be written, the step of the last, and why."""
+        """How many checkpoints could not be written, the step of the last one, and why."""
         self._last_checkpoint_failed = False
         self.num_skipped = 0
-        """Versions that were never sent, since newer ones replaced them."""
+        """Versions that were never sent because newer ones replaced them."""
         self._bottleneck = Bottleneck()
         self._handlers: dict[type, Callable[[Any], None]] = {
             RunEvent: self._on_run,
@@ -304,8 +304,8 @@ class RunState:
         }
 
     def _sync_row(self) -> dict[str, float]:
-        """Merge the updates since the last step: the longest times, and sums of what was sent or lost. Values
-        that stay zero under some interrupts are left out while they are zero."""
+        """Merge the updates since the last step: the longest times, and sums of what was sent or lost. Losses of
+        zero are left out."""
         updates = self._updates
         if not updates:
             return {}
@@ -333,7 +333,7 @@ class RunState:
         }
 
     def _on_update(self, event: UpdateEvent) -> None:
-        # Before training nothing is generated that an update could delay.
+        # Before training, no request is under way that an update could delay.
         if event.version > 0 and self.phase != "verifying weights":
             self.stalls.append(event.stall_s)
             self._updates.append(event)

@@ -36,7 +36,7 @@ LABEL_WIDTH = 11
 MAX_PROCESSES = 9
 GAP = "   "
 ECHO = 2
-"""Columns that stay free where the cursor rests: a terminal echoes `^C` there, and must not wrap."""
+"""Columns kept free where the cursor rests: a terminal echoes `^C` there, and the line must not wrap."""
 
 
 class Screen:

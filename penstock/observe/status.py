@@ -22,7 +22,7 @@ class FlowStatus:
     scoring: int
     ready: int
     limit: int
-    """How many may be under way at once."""
+    """How many groups may be under way at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,21 +32,21 @@ class AnswerStatus:
     tokens_mean: float
     tokens_max: float
     truncated: float
-    """The share that ended at the token limit."""
+    """Share of answers that ended at the token limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertStatus:
-    """Compares the experts that the engine recorded with the trainer's, over the (layer, token) choices of the
-    last step. None means unknown: nothing was replayed, or no sequence was sampled."""
+    """Compares the experts that the engine recorded with the trainer's, as shares of the last step's (layer,
+    token) choices. None means unknown: nothing was replayed, or no sequence was sampled."""
 
     replayed: float
     flipped: float | None
-    """Of the replayed ones, those that the trainer's routers would have made otherwise."""
+    """Share of the replayed choices that the trainer's routers would have made differently."""
     gap: float | None
     """Mean difference between the engine's and the trainer's logprobs on a sample of tokens."""
     gap_without: float | None
-    """The same without replay."""
+    """The same difference without replay."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ class AgeStatus:
 
     first: int
     last: int | None
-    """None: and older."""
+    """None: no upper limit."""
     share: float
 
 
@@ -83,7 +83,7 @@ class RunStatus:
     phase: str
     elapsed_s: float = 0.0
     left_s: float | None = None
-    """Until the last step, at the pace of the last ones; None where there is no pace yet, or no training."""
+    """Seconds until the last step, at the pace of recent steps; None where there is no pace yet, or no training."""
     step: int = 0
     steps: int
     reward: float | None = None
@@ -93,31 +93,31 @@ class RunStatus:
     """(step, mean held-out reward) of every evaluation so far."""
     tokens_per_s: float = 0.0
     staleness_mean: float = 0.0
-    """Of the last step."""
+    """Mean age of the last step's tokens."""
     staleness_max: float = 0.0
-    """Of the whole run."""
+    """The highest of the whole run."""
     staleness_bound: int | None = None
     ages: tuple[AgeStatus, ...] = ()
     samples: int = 0
     drops: dict[str, int] = field(default_factory=dict)
     failed_checkpoints: tuple[int, int, str] | None = None
-    """How many could not be written, the step of the last and why; None once one is written again."""
+    """How many checkpoints failed, the step of the last one, and why; None once one is written again."""
     processes: tuple[ProcessStatus, ...] = ()
     flow: FlowStatus | None = None
     bottleneck: BottleneckStatus | None = None
     answers: AnswerStatus | None = None
     experts: ExpertStatus | None = None
     own_metrics: dict[str, float] = field(default_factory=dict)
-    """What a user's loss reported of the last step."""
+    """Metrics of the last step that a user's loss reports."""
     last_sample: SampleStatus | None = None
 
 
 STEPS, LOOKS = 8, 20
-"""Steps and reports that the answer is made from: the last seconds, not the last moment."""
+"""How many steps and engine reports the bottleneck is found from: the last seconds, not the last moment."""
 MUCH = 0.1
-"""A share of time that is worth a word."""
+"""Share of time from which on waiting is reported."""
 MOSTLY = 0.7
-"""Engines that have work in this share of their reports are what the trainer waits for."""
+"""If engines have work in at least this share of their reports, the trainer waits for them."""
 
 
 class Bottleneck:

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Mapping
 
 BUSY_PARTS = ("forward", "backward", "optimizer")
-"""Of a step's seconds."""
+"""Parts of a step that count as busy."""
 RECENT_S = 5.0
 
 

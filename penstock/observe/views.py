@@ -109,7 +109,7 @@ def _share(share: float | None) -> str:
 
 
 WIDTH = 100
-"""Columns of the picture: what a cell's output has room for on a usual screen."""
+"""Columns of the drawing, as many as a notebook cell shows on a usual screen."""
 FRAME = '<pre style="line-height: 1.25; white-space: pre; overflow-x: auto">{code}</pre>'
 
 
@@ -125,7 +125,7 @@ class NotebookView:
             from IPython.display import display
 
             self._handle = display(shown, raw=True, display_id=True)
-        else:  # goes to where it was first shown, whichever cell runs by now
+        else:  # updates the cell that first showed it, whichever cell runs by now
             self._handle.update(shown, raw=True)
 
     def log(self, line: str) -> None:

@@ -32,17 +32,17 @@ class FrameIndex:
         self._decoder: Any = msgspec.msgpack.Decoder(FRAMES[kind])
         self._inodes: dict[int, int] = {}
         self._ends: dict[int, int] = {}
-        """How far each segment was looked at."""
+        """Offset up to which each segment was scanned."""
         self._newest = -1
-        """The one that may have grown since."""
+        """Number of the newest segment, which may have grown since."""
         self._heads: dict[int, SegmentHead] = {}
         self.places: list[FramePlace] = []
-        """Oldest first."""
+        """The frames found, oldest first."""
 
     def refresh(self) -> None:
         there = {number: self._look(number) for number in segments_of(self._folder, self._kind)}
         gone = {number for number, inode in self._inodes.items() if there.get(number) != inode}
-        if gone:  # they made room, or were thinned
+        if gone:  # deleted to make room, or thinned
             self.places = [place for place in self.places if place.segment not in gone]
             self._ends = {number: end for number, end in self._ends.items() if number not in gone}
         self._inodes = {number: inode for number, inode in there.items() if inode}

@@ -49,10 +49,10 @@ from penstock.observe.store.segments import FOLDER, StepColumns, StoredStep, key
 from penstock.observe.store.session_number import read_head
 
 LOCK = ".lock"
-"""The file of a run folder that a running controller holds (`penstock.run.run_folder`)."""
+"""Lock file of a run folder, which a running controller holds (`penstock.run.run_folder`)."""
 MAX_SPANS = 20_000
 STATE_METRICS = ("staleness_mean", "staleness_max")
-"""What the state wants of every step; it gets the whole row of the last."""
+"""Metrics that the state needs of every step; of the last step it gets the whole row."""
 _time = attrgetter("time")
 
 
@@ -62,9 +62,9 @@ class Session:
 
     began: float
     step: int
-    """The step that it went on from."""
+    """The step that the session began at."""
     ended: float = 0.0
-    """Or the time of its newest event."""
+    """When it ended; of the last session, the time of its newest event."""
 
 
 class RunReading:
@@ -84,9 +84,9 @@ class RunReading:
         self._spans = FrameIndex(events, "spans")
         self._events = events
         self.revision = 0
-        """Grows with everything that is read."""
+        """Grows whenever something new was read."""
         self.started_s: float | None = None
-        """Unix time of the beginning."""
+        """Unix time at which the run began."""
         self.state = RunState(makes_rows=False)
         self.config: dict[str, Any] = {}
         self.num_gpus = 0
@@ -105,7 +105,7 @@ class RunReading:
         self._time_sheet = TimeSheet()
         self._session = 0
         self._last_scored: int | None = None
-        """The row of the newest answer that was scored."""
+        """Row of the newest sample that was scored."""
 
     def refresh(self) -> bool:
         """Read what was written since the last call, and return whether there was anything."""
@@ -113,7 +113,7 @@ class RunReading:
             return self._refresh()
 
     def _refresh(self) -> bool:
-        # Counters and samples before facts: what a fact of the same turn refers to is there.
+        # Counters and samples before facts, so that what a fact of the same turn refers to is there.
         frames = [("samples", frame) for frame in self._samples.read()]
         frames += [("other", frame) for frame in self._counters.read()]
         frames += [("other", frame) for frame in self._facts.read()]

@@ -10,7 +10,7 @@ from penstock.observe.reading.run_reading import RunReading
 from penstock.observe.reading.step_table import Floats
 
 RECENT = 20
-"""Steps that stand for "now" and for "at first"."""
+"""Number of steps averaged for "now" and for "at first"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

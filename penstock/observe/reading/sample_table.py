@@ -51,7 +51,7 @@ class SampleTable:
         self._numbers: list[int] = []
         self._drop, self._task, self._failure, self._finish = Codes(), Codes(), Codes(), Codes()
         self._new: list[tuple[float, ...]] = []
-        """Values of `COLUMNS` that are in no column yet."""
+        """New rows of `COLUMNS`, not yet added to the columns."""
         self._columns: dict[str, npt.NDArray[Any]] = {}
         self._undone: set[int] = set()
         self._of_step: dict[int, list[int]] = {}

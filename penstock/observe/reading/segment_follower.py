@@ -44,9 +44,9 @@ class SegmentFollower:
         self._head: SegmentHead | None = None
         self._inode = 0
         self._next = 0
-        """The number of the first record that has not been read."""
+        """Number of the first record that was not read yet."""
         self.num_damaged = 0
-        """Segments whose end could not be read, though newer ones are there."""
+        """Segments with an unreadable end although newer segments exist."""
 
     def read(self) -> list[ReadFrame]:
         frames: list[ReadFrame] = []
@@ -68,7 +68,7 @@ class SegmentFollower:
                     self._inode, self._place, self._head = inode, 0, None
                 file.seek(self._place)
                 data = memoryview(file.read())
-        except FileNotFoundError:  # it made room meanwhile
+        except FileNotFoundError:  # deleted meanwhile to make room
             return 0
         start = 0
         if self._head is None:

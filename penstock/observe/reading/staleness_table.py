@@ -23,11 +23,11 @@ class BoundCount:
 
     bound: int
     groups_too_old: int
-    """Groups that were trained, with a token past the bound."""
+    """Trained groups with a token past the bound."""
     tokens_too_old: int
-    """Loss tokens that were trained, past the bound."""
+    """Trained loss tokens past the bound."""
     drops_spared: int
-    """Groups that were dropped as too old, and are within it."""
+    """Groups that were dropped as too old and are within this bound."""
 
 
 class StalenessTable:

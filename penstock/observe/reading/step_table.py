@@ -34,7 +34,7 @@ class ColumnBlock:
     def __init__(self, names: tuple[str, ...]) -> None:
         self.names = names
         self.rows = array("q")
-        """Which steps of the table."""
+        """Rows of the table that these steps have, ascending."""
         self._places = {name: place for place, name in enumerate(names)}
         self._values = bytearray()
 
@@ -81,10 +81,10 @@ class StepTable:
         self._steps: list[StoredStep] = []
         self._numbers, self._times = array("q"), array("d")
         self._block_of: list[ColumnBlock] = []
-        """Of each step."""
+        """The block that holds each step."""
         self._by_names: dict[tuple[str, ...], ColumnBlock] = {}
         self._of_session: dict[int, ColumnBlock] = {}
-        """By the numbers that the present session has given to sets of columns."""
+        """Blocks by the number that the present session gave to their set of columns."""
         self.num_undone = 0
 
     def __len__(self) -> int:

@@ -23,7 +23,7 @@ CAUSES = {
     "lag": "idle: waits for new weights",
     "": "idle: tools and rewards run",
 }
-"""What an engine without requests waits for, by what blocks admission; "": nothing does."""
+"""What an engine without requests waits for, by what blocks admission; "": nothing blocks it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,7 @@ class EngineTime:
         was blocked."""
         busy = values["busy_s"]
         if self._reading is not None and self._time is not None:
-            # A process that was started again counts from zero.
+            # A restarted process counts from zero.
             self.busy_s += busy - self._reading if busy >= self._reading else busy
             if not values.get("running", 0) + values.get("waiting", 0):
                 length = time - self._time
@@ -165,11 +165,11 @@ def fitted(parts: Mapping[str, float], total: float) -> dict[str, float]:
 class Cost:
     num_gpus: int
     gpu_hours: float
-    """From the beginning of every session to its end, whatever the GPUs did meanwhile."""
+    """Counted from the beginning of every session to its end, whatever the GPUs did meanwhile."""
     tokens: float
-    """Generated while the run trained."""
+    """Tokens that the engines generated."""
     tokens_per_gpu_hour: float | None
-    """None without a GPU."""
+    """None if the run uses no GPU."""
     price: float | None
     """None where `observe.gpu_hour_price` is not set."""
 

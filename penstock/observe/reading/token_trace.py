@@ -10,7 +10,7 @@ import numpy.typing as npt
 from penstock.observe.events import TokensEvent
 
 UNKNOWN = 255
-"""In `clipped`: the token is not in the loss, or the loss does not clip."""
+"""Value in `clipped` of a token that is not in the loss, or of a loss that does not clip."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -36,10 +36,10 @@ class TokenTrace:
     """The trainer's logprob minus the engine's."""
     ratios: npt.NDArray[np.float32]
     weights: npt.NDArray[np.float32]
-    """What corrections made of the token."""
+    """Weight that corrections gave the token."""
     advantages: npt.NDArray[np.float32]
     clipped: npt.NDArray[np.uint8]
-    """1 or 0; `UNKNOWN` where there is none."""
+    """1 or 0, or `UNKNOWN`."""
 
     @property
     def worst(self) -> int | None:

@@ -47,11 +47,11 @@ from penstock.observe.store.session_number import next_session
 FLUSH_S = 0.5
 FLUSH_EVENTS = 2_000
 AT_ONCE = frozenset({StepEvent, Drop, PhaseEvent, CheckpointEvent})
-"""Written when they are told, with all that was told before."""
+"""Event types that are written at once, with all events before them."""
 SESSION_RECORDS = 1 << 32
-"""Records are numbered from here on in each session."""
+"""Each session numbers its records from its own multiple of this."""
 SAMPLES_SHARE, COUNTERS_SHARE = 0.2, 0.2
-"""Of a budget: samples beside their texts, counters beside spans."""
+"""Shares of a budget: samples beside their texts, counters beside spans."""
 
 
 def budgets(*, samples_mb: float, tokens_mb: float, spans_mb: float) -> dict[Kind, int]:
@@ -99,7 +99,7 @@ class EventStore(Reader):
             SampleEvent: self._add_sample,
             StepEvent: self._add_step,
         }
-        """Where events go; those of other kinds are facts."""
+        """How each event type is stored; other types are facts."""
 
     def on(self, event: AnyEvent) -> None:
         if not self._writers:
@@ -147,7 +147,7 @@ class EventStore(Reader):
             )
 
     def _add_counters(self, event: Counters) -> None:
-        if event.values:  # otherwise a heartbeat
+        if event.values:  # an event without values is a heartbeat
             self._add("counters", event)
 
     def _add(self, kind: Kind, record: msgspec.Struct) -> None:

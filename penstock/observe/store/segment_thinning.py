@@ -17,7 +17,7 @@ import msgspec
 from penstock.observe.store.segments import HEADER, MAX_FRAME, SegmentHead, packed
 
 MAX_LEVEL = 40
-"""Of so many halvings hardly a frame is left: then the budget is too small for this."""
+"""After so many halvings hardly a frame is left: the budget is too small for thinning."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ def write_segment(path: Path, segment: WholeSegment) -> None:
 
 
 def thin_out(paths: Sequence[Path], room: int, segment_bytes: int) -> None:
-    """Thin these segments, oldest first, until they take at most `room` bytes. Each is then at most
+    """Thin these segments, given oldest first, until they take at most `room` bytes. Each is then at most
     `segment_bytes` long, or holds a single frame."""
     there = [(path, segment) for path in paths if (segment := read_segment(path)) is not None]
     before = dict(there)

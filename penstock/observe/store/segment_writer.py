@@ -24,7 +24,7 @@ from penstock.observe.writers.patient_lines import PatientLines
 
 SEGMENT_BYTES = 8 << 20
 SEGMENTS_OF_A_BUDGET = 8
-"""A budget is spent in at least so many segments, so that little goes at a time."""
+"""A budget is spent in at least this many segments, so that little is deleted at a time."""
 
 
 class SegmentWriter:
@@ -45,7 +45,7 @@ class SegmentWriter:
         self._segment_bytes = min(SEGMENT_BYTES, limit)
         self._lines: PatientLines | None = None
         self._size = 0
-        for left in folder.glob(f"{self._kind}-*.seg.part"):  # by a crash
+        for left in folder.glob(f"{self._kind}-*.seg.part"):  # left by a crash
             left.unlink()
         self._sizes = {
             there: segment_path(folder, self._kind, there).stat().st_size
@@ -98,7 +98,7 @@ class SegmentWriter:
 
     def _make_room(self, budget: int) -> None:
         if self._kind in THINNED:
-            with contextlib.suppress(OSError):  # no room to copy anything: the oldest go
+            with contextlib.suppress(OSError):  # no room to copy anything: delete the oldest instead
                 self._thin(budget)
         self._drop_oldest(budget)
 

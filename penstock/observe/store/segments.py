@@ -52,12 +52,12 @@ COMPRESSED = ("counters", "spans", "samples", "texts", "tokens")
 HEADER = struct.Struct("<IIQ")
 _MAX_HUNDREDTHS = (1 << 32) - 1
 MAX_FRAME = 1 << 28
-"""Bytes: a longer one is none of ours, but damage."""
+"""Bytes; a longer frame is damaged."""
 NAME = re.compile(rf"({'|'.join(KINDS)})-(\d{{6,}})\.seg")
 RECORDS_OF_A_FRAME: dict[Kind, int] = {"samples": 64, "texts": 64, "tokens": 1}
-"""At most, where single records are looked up, or frames go one by one."""
+"""Most records in a frame, for kinds whose records are read or deleted one frame at a time."""
 THINNED: tuple[Kind, ...] = ("samples", "texts", "tokens")
-"""Kinds of which every part of a run keeps a share. Of the others only the newest stay."""
+"""Kinds of which every part of a run keeps a share. Of counters and spans only the newest stay."""
 
 
 class SegmentHead(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -66,13 +66,13 @@ class SegmentHead(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     format: int
     kind: str
     session: int
-    """How many sessions the run had before: one that is resumed has several."""
+    """How many sessions the run had before; a resumed run has several."""
     offset_s: float
-    """What makes Unix times of its event times."""
+    """Add this to an event time to get a Unix time."""
     began_s: float = 0.0
     """When the session began, in Unix time."""
     thinned: int = 0
-    """How often every second of its frames went, to make room."""
+    """How many times every second frame was dropped to make room."""
 
 
 class StepColumns(msgspec.Struct, frozen=True, kw_only=True, tag=True, array_like=True):
@@ -104,7 +104,7 @@ class Texts(msgspec.Struct, frozen=True, kw_only=True, tag=True, array_like=True
     """Holds the texts of the sample with the same number."""
 
     prompt: str | None
-    """None: that of the sample before it in the frame."""
+    """None: the same as that of the sample before it in the frame."""
     answer: str
     message: str
 
@@ -130,9 +130,9 @@ class Frame(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """Holds records that were written at once."""
 
     turn: int
-    """Frames of several kinds that were written together have the same, and later ones have a larger one."""
+    """Grows with every flush; frames of several kinds that were written together have the same turn."""
     first: int
-    """The number of the first record: records of a kind are counted over the whole run."""
+    """Number of the first record; the records of a kind are counted over the whole run."""
 
 
 class FactFrame(Frame, frozen=True, kw_only=True, array_like=True):

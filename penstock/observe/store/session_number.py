@@ -7,7 +7,7 @@ import msgspec
 from penstock.observe.store.segments import HEADER, SegmentHead, segment_path, segments_of, unpacked
 
 HEAD_BYTES = 4096
-"""The first frame of a segment is shorter."""
+"""Bytes to read for a segment's first frame, which is shorter."""
 
 
 def next_session(folder: Path) -> int:

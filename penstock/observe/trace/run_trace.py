@@ -18,7 +18,7 @@ REQUEST = re.compile(r"g(\d+)\.")
 COUNTED = ("running", "waiting", "outstanding", "generating", "scoring", "ready", "free_blocks")
 """Counters that rise and fall."""
 OF_STEPS = ("reward", "staleness_mean", "ess", "kl")
-"""Metrics of steps that are drawn beside them."""
+"""Metrics of steps that are drawn as counters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -45,7 +45,7 @@ def text(field: int, value: str) -> bytes:
 
 
 SEQUENCE = integer(10, 1)
-"""`trusted_packet_sequence_id`: one writer."""
+"""`trusted_packet_sequence_id` of the only writer."""
 BEGIN, END, COUNTER = 1, 2, 4
 """`TrackEvent.Type`"""
 FLUSH_BYTES = 1 << 20
@@ -62,7 +62,7 @@ class TraceFile:
         self._num_tracks = 0
         self.num_slices = 0
         self.num_flows = 0
-        """Arrows that have begun."""
+        """Arrows that were begun."""
 
     def process(self, name: str) -> int:
         """Begin a process, which groups tracks, and return its number."""

@@ -41,7 +41,7 @@ class Tracker(Protocol):
 
 
 EXTRAS = ("tensorboard", "wandb", "trackio")
-"""Settings that need the package of their name."""
+"""Settings that need the package of the same name."""
 
 
 def check_writers(config: ObserveConfig) -> None:

@@ -14,7 +14,7 @@ class TrackioWriter:
         import trackio
 
         self._trackio = trackio
-        # A run is found again by its name, which another run's folder in the same project may have too.
+        # trackio finds a run by its name, which another run of the same project may have too.
         self.run_id = known or f"{name}-{secrets.token_hex(2)}"
         trackio.init(project=project, name=self.run_id, resume="allow" if known else "never")
 

@@ -30,8 +30,8 @@ class WandbWriter:
                 f"observe.wandb could not start: {reason}; or set WANDB_MODE=offline, which writes into the run "
                 "folder alone"
             ) from error
-        # wandb's own step only rises, and it ignores what comes later for an earlier one, as evaluations do: they
-        # run beside training. A metric of ours may have any order.
+        # wandb's own step only rises, and wandb ignores values that arrive late for an earlier step, as those of
+        # evaluations do, which run beside training. A metric of our own may arrive in any order.
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")
 
