@@ -42,8 +42,7 @@ TOKENS_OF_AGE = "tokens_age_"
 
 
 class RunState:
-    """Folds events, as a `penstock.observe.event_stream.Reader`. With `makes_rows=False` the caller sets `row`.
-    """
+    """Folds events, as a `penstock.observe.event_stream.Reader`. With `makes_rows=False` the caller sets `row`."""
 
     def __init__(self, *, makes_rows: bool = True) -> None:
         self.name = ""
@@ -357,8 +356,7 @@ class RunState:
 
 
 def ages_of(metrics: Mapping[str, float]) -> tuple[AgeStatus, ...]:
-    """Return the shares of tokens by age (`tokens_age_1`, `tokens_age_2_3`, `tokens_age_32_up`), youngest first.
-    """
+    """Return the shares of tokens by age (`tokens_age_1`, `tokens_age_2_3`, `tokens_age_32_up`), youngest first."""
     found = []
     for name, share in metrics.items():
         if name.startswith(TOKENS_OF_AGE):

@@ -133,8 +133,7 @@ class Bottleneck:
         self._steps.append((waited_s, took_s))
 
     def on_counters(self, counters: Mapping[str, float]) -> None:
-        """Take an engine's request counts, or the controller's counts of groups that are generating or scoring.
-        """
+        """Take an engine's request counts, or the controller's counts of groups that are generating or scoring."""
         if "running" in counters:
             self._has_work.append(counters["running"] + counters["waiting"] > 0)
         if "generating" in counters:

@@ -33,8 +33,7 @@ class ReadFrame:
 
 
 class SegmentFollower:
-    """Reads new frames. Frames that a crash has cut are skipped, as are segments that were deleted to make room.
-    """
+    """Reads new frames. Frames that a crash has cut are skipped, as are segments that were deleted to make room."""
 
     def __init__(self, folder: Path, kind: Kind) -> None:
         self._folder, self._kind = folder, kind

@@ -85,8 +85,7 @@ class SegmentWriter:
             return self._encoder.encode(_encodable(msgspec.to_builtins(frame, builtin_types=(bytes,))))
 
     def _begin(self) -> None:
-        """Begin another segment, unless the disk is full: then the current one grows past its limit for a while.
-        """
+        """Begin another segment, unless the disk is full: then the current one grows past its limit for a while."""
         if self._lines is not None:
             if not self._lines.are_written:
                 return

@@ -69,8 +69,7 @@ def write_trace(run: RunReading, path: Path | None = None) -> TraceReport:
 
 
 def connect(spans: list[Span], run: RunReading) -> Flows:
-    """Connect rollouts with the steps that trained on them, and steps with the updates that sent their weights.
-    """
+    """Connect rollouts with the steps that trained on them, and steps with the updates that sent their weights."""
     flows = Flows(leaving=defaultdict(list), arriving=defaultdict(list))
     steps: dict[int, int] = {}
     rollouts: dict[int, list[int]] = {}

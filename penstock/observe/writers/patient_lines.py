@@ -11,8 +11,7 @@ MAX_WAITING_BYTES = 64 << 20
 
 
 class PatientLines:
-    """Appends to a file. Bytes that a full disk refuses wait in memory and are written first once there is room.
-    """
+    """Appends to a file. Bytes that a full disk refuses wait in memory and are written first once there is room."""
 
     def __init__(self, path: Path, *, write: Callable[[int, bytearray], int] = os.write) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
