@@ -28,8 +28,7 @@ def view(
     plain: Annotated[bool, typer.Option("--plain", help="The same as lines, also in a terminal.")] = False,
     debug: Debug = False,
 ) -> None:
-    """Look at runs in a browser, also while they are running: samples, tokens, time, staleness, drops, a
-    timeline."""
+    """Look at runs in a browser, also while they train: samples, tokens, time, staleness, drops, a timeline."""
     if terminal or plain:
         from penstock.cli.run_views import watch_run
 
@@ -56,7 +55,7 @@ def samples(
     ] = False,
     debug: Debug = False,
 ) -> None:
-    """Read what the model answered, also while the run is running: prompt, answer, rewards, versions."""
+    """Read what the model answered, also while the run trains: prompt, answer, rewards, versions."""
     from penstock.cli.samples import Choice, export_to_file, print_samples
 
     if export:
@@ -84,8 +83,7 @@ def trace(
     to: Annotated[Path | None, typer.Option(help="Where to; without it, RUN/trace.pftrace.")] = None,
     debug: Debug = False,
 ) -> None:
-    """Write a timeline for Perfetto, also of a running run: slots, stages, counters, arrows from rollouts to
-    steps."""
+    """Write a timeline for Perfetto, also during a run: slots, stages, counters, arrows from rollout to step."""
     from penstock.cli.run_views import trace_run
 
     print(trace_run(run, to))
@@ -99,7 +97,7 @@ def doctor(
     task: Annotated[str | None, typer.Option(help="Show what became of the attempts at this task.")] = None,
     debug: Debug = False,
 ) -> None:
-    """Diagnose a run that is running or has ended: its processes and their stacks, its groups, and usual causes."""
+    """Diagnose a run, in progress or ended: its processes and their stacks, its groups, and usual causes."""
     from penstock.cli.doctor import diagnose
     from penstock.cli.group_story import group_lines, task_lines
 

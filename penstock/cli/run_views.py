@@ -73,7 +73,7 @@ def watch_run(
 
 EVERY_S = 0.5
 KEPT_LINES = 20
-"""Log lines from before the watcher came that are shown."""
+"""How many earlier log lines a new watcher shows."""
 
 
 class Watcher:

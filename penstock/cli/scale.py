@@ -1,5 +1,5 @@
-"""Changes the number of engines of a running run: `penstock scale` asks the run for it, `penstock worker` joins
-it from another machine."""
+"""Changes the number of engines while a run trains: `penstock scale` asks the run for it, `penstock worker`
+joins it from another machine."""
 
 import asyncio
 import time

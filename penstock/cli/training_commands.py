@@ -1,4 +1,4 @@
-"""Defines the commands that start runs, plan them, and change running ones."""
+"""Defines the commands that start runs, plan them, and change them while they train."""
 
 import contextlib
 from pathlib import Path
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 NO_MODEL = "stopped; no model was saved"
 NOT_THE_DEMO = ("model.name", "tasks.source")
-"""Overrides that name another run than the demo, whose settings then do not apply."""
+"""If an override sets one of these, the run is the user's own, and the demo's settings do not apply."""
 
 
 def train(
@@ -119,8 +119,7 @@ def simulate(
     json: Annotated[Path | None, typer.Option(help="Write the outcome to this file.")] = None,
     debug: Debug = False,
 ) -> None:
-    """Estimate a run's utilisation and staleness: the real controller in virtual time, with simulated engines
-    and ranks."""
+    """Estimate utilisation and staleness of a run: the real controller and simulated workers in virtual time."""
     from dataclasses import asdict
     from json import dumps
 
@@ -141,7 +140,7 @@ def scale(
     wish: Annotated[str, typer.Argument(metavar="engines=N", help="How many; engines=auto lets it decide.")],
     debug: Debug = False,
 ) -> None:
-    """Change the number of engines of a running run. Engines join and leave while it trains."""
+    """Change the number of engines of a run in progress. Engines join and leave while it trains."""
     from penstock.cli.scale import scale_run
 
     print(scale_run(name, wish))

@@ -56,7 +56,7 @@ class Recipe:
     max_steps: int = 1000
     """Steps after which a model that cannot add yet is given up, and another seed tried."""
     settle_steps: int = 200
-    """Steps after that, in which the learning rate falls linearly to nearly zero."""
+    """Last steps, in which the learning rate falls linearly to nearly zero."""
     seed: int = 1
     attempts: int = 3
     min_exact: float = 0.18
@@ -148,7 +148,7 @@ def _teach(recipe: Recipe, making: Path, folder: Path, *, log: Callable[[str], N
 
 
 def is_complete(folder: Path) -> bool:
-    """Whether every file that the manifest lists is there at its full size."""
+    """Return whether every file that the manifest lists is there at its full size."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text())
         sizes: dict[str, int] = manifest["sizes"]

@@ -1,4 +1,4 @@
-"""The `observe` section: what a person sees of a run, and where its metrics go."""
+"""Defines the `observe` section: what a person sees of a run, and where its metrics go."""
 
 from typing import Literal
 

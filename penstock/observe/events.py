@@ -42,7 +42,7 @@ class RunEvent(Event, frozen=True, kw_only=True):
     name: str
     folder: str
     steps: int
-    """Planned."""
+    """Number of planned steps."""
     wall_s: float
     step: int = 0
     """Step of the checkpoint that the run resumes from."""
@@ -99,7 +99,7 @@ class Drop(Event, frozen=True, kw_only=True):
     age: int | None = None
     """How many steps its oldest token is behind; None where no token is known."""
     num_tokens: int = 0
-    """Tokens that were sampled in vain."""
+    """Tokens that were sampled for nothing."""
 
 
 class SampleEvent(Event, frozen=True, kw_only=True):
@@ -114,7 +114,7 @@ class SampleEvent(Event, frozen=True, kw_only=True):
     failure: str | None = None
     """Why the episode itself failed; None when it did not. All counts of failed episodes are counts of these."""
     message: str = ""
-    """What the failure said."""
+    """Error message of the failure."""
     reward: float | None = None
     parts: dict[str, float] = {}
     advantage: float | None = None

@@ -71,7 +71,7 @@ class LearningSignal:
 
     def _watch_skipped(self, step: int, count: float) -> None:
         before = self._num_skipped
-        if before is None:  # a resumed run goes on with its count
+        if before is None:  # a resumed run continues its count
             before = count if step > 1 else 0.0
         self._num_skipped = count
         if count > before:

@@ -1,5 +1,5 @@
-"""Readers of the event stream: metric writers, the view, and a list for tests. Each uses a `RunState` that
-subscribed before it, and so has already seen every event that the reader sees."""
+"""Defines the readers of the event stream: metric writers, the view, and a list for tests. Each uses a
+`RunState` that subscribed before it, and so has already seen every event that the reader sees."""
 
 import contextlib
 from collections.abc import Callable, Sequence

@@ -83,7 +83,7 @@ def lines(status: RunStatus, width: int) -> list[Text]:
 
 
 def sparkline(values: Sequence[float], width: int = 60) -> str:
-    """Draw the last values as bars between their minimum and maximum, or between 0 and 1 if they lie there."""
+    """Draw the last values as bars, on a scale from 0 to 1 or wider if they need it."""
     shown = values[-width:]
     if not shown:
         return ""

@@ -37,7 +37,7 @@ class AnswerStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertStatus:
-    """Compares the experts that the engine recorded with the trainer's, as shares of the last step's (layer,
+    """Compares the experts that the engine recorded in the last step with the trainer's. Shares are of (layer,
     token) choices. None means unknown: nothing was replayed, or no sequence was sampled."""
 
     replayed: float

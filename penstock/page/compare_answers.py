@@ -56,7 +56,7 @@ NO_DIFFERENCE = ("run.name", "run.folder")
 """Settings that only identify a run."""
 MAX_TASKS = 200
 MAX_ANSWERS = 4
-"""Newest answers shown of each run."""
+"""How many of each run's newest answers are shown."""
 
 
 def compare_runs(runs: Sequence[RunReading], query: Mapping[str, str]) -> dict[str, Any]:

@@ -39,19 +39,19 @@ ONE_RUN: dict[str, Callable[[RunReading, Query], Any]] = {
     "machine": lambda run, query: show_machine(run),
     "config": lambda run, query: show_config(run),
 }
-"""Answers `/api/run/N/NAME`."""
+"""Functions that answer `/api/run/N/NAME`, by name."""
 ONE_THING: dict[str, Callable[[RunReading, int], Any]] = {
     "sample": show_sample,
     "tokens": show_tokens,
     "group": show_group,
 }
-"""Answers `/api/run/N/NAME/NUMBER`."""
+"""Functions that answer `/api/run/N/NAME/NUMBER`, by name."""
 ALL_RUNS: dict[str, Callable[..., Any]] = {
     "compare": compare_runs,
     "tasks": shared_tasks,
     "answers": compare_answers,
 }
-"""Answers `/api/NAME`."""
+"""Functions that answer `/api/NAME`, by name."""
 RUNS: web.AppKey[OpenRuns] = web.AppKey("runs", OpenRuns)
 
 
@@ -166,6 +166,6 @@ def _messages(runs: OpenRuns, sent: dict[int, tuple[int, int]]) -> list[dict[str
 
 
 def _message(number: int, run: RunReading, step: int) -> dict[str, Any]:
-    """Describe a run's present. `rows` is missing where the page must request curves itself."""
+    """Make a message of the run's present state. `rows` is missing where the page must request curves itself."""
     rows = None if step < 0 else new_rows(run, step)
     return {"run": number, "now": show_now(run), **({} if rows is None else {"rows": rows})}

@@ -1,5 +1,5 @@
-"""Serves the page of a running run: `python -m penstock.page.page_process FD`, started when the page is first
-opened.
+"""Serves the page of a run in progress: `python -m penstock.page.page_process FD`, started when the page is
+first opened.
 
 The first line of its input holds its settings. The socket is handed down as a file descriptor, on which
 connections already wait. The input ends with the run; the page stays for as long as a browser has it open.
@@ -23,7 +23,7 @@ LINGER_S = 20.0
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Settings that the run passes to its page."""
+    """Holds the settings that a run passes to its page."""
 
     folder: str
     token: str

@@ -9,7 +9,7 @@ Word = TypeVar("Word", bound=str)
 
 
 class Refused(Exception):
-    """A request that is not answered; the message says why."""
+    """A request is refused; the message says why, in a sentence."""
 
     def __init__(self, reason: str, status: int = 400) -> None:
         super().__init__(reason)

@@ -223,7 +223,8 @@ class RunReading:
         track: str | None = None,
         limit: int | None = MAX_SPANS,
     ) -> list[Span]:
-        """Return the spans that touch a time range, by their start; if there are more than `limit`, the longest."""
+        """Return the spans that touch a time range, sorted by start; if there are more than `limit`, the
+        longest."""
         found: list[Span] = []
         self._spans.refresh()
         for place in self._spans.places:

@@ -130,7 +130,7 @@ class EventStore(Reader):
             writer.close()
 
     def _open(self, event: AnyEvent) -> None:
-        """Open a writer for each kind. The first event tells which clock the run uses."""
+        """Open a writer for each kind. The first event shows which clock the run uses."""
         offset_s = event.wall_s - event.time if isinstance(event, RunEvent) else self._wall() - event.time
         began_s = offset_s + event.time
         for kind in KINDS:

@@ -8,9 +8,9 @@
     tokens-…           tokens of a few answers a step, as columns           (`segment_thinning`)
 
 A frame is its length and its CRC-32 (4 bytes each), a key (8 bytes), all little-endian, then a msgpack array.
-Frames are only appended, so a reader of a running run sees whole frames, and a crash costs at most the last
-one. Thinning replaces a file by a new one of the same name with fewer frames. A session never appends to a
-file of an earlier one, so a frame that a crash has cut is always at a file's end. All kinds but facts are
+Frames are only appended, so a reader sees whole frames while the run writes, and a crash costs at most the
+last one. Thinning replaces a file by a new one of the same name with fewer frames. A session never appends to
+a file of an earlier one, so a frame that a crash has cut is always at a file's end. All kinds but facts are
 compressed (zlib). The keys of texts (the number of the first), of tokens (the step) and of spans (their
 times) let a reader find a frame without reading the others.
 """

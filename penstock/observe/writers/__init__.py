@@ -24,14 +24,14 @@ class MetricsWriter(Protocol):
 
 @runtime_checkable
 class SampleWriter(Protocol):
-    """A writer that also shows answers, as a table."""
+    """Writes answers too, as a table."""
 
     def write_samples(self, step: int, rows: Sequence[Row]) -> None: ...
 
 
 @runtime_checkable
 class Tracker(Protocol):
-    """A writer whose metrics live elsewhere, under an id by which a resumed run is found again."""
+    """Keeps metrics elsewhere, under an id by which a resumed run is found again."""
 
     @property
     def name(self) -> str: ...

@@ -1,4 +1,4 @@
-"""Appends lines to a file of a running run, so that a full disk delays them and loses none."""
+"""Appends lines to a file while a run writes it, so that a full disk delays them and loses none."""
 
 import errno
 import os

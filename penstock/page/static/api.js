@@ -52,7 +52,7 @@ function kept(path, query) {
   return found;
 }
 
-/** Calls `hear` with every message of the stream, and `tell` with whether the server is there. Never returns. */
+/** Calls `hear` with every message of the stream, and `tell` with whether the server is reachable. Never returns. */
 export async function follow(hear, tell) {
   for (;;) {
     const stop = new AbortController();
