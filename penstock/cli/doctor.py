@@ -25,7 +25,6 @@ LITTLE_BYTES = 200e6
 
 
 def diagnose(name: str) -> Iterator[str]:
-    """Yield lines for a person."""
     folder = run_folder(name)
     is_live, processes = is_held(folder), processes_of_run(folder)
     quiet_s = _quiet_s(folder)

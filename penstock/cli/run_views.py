@@ -85,7 +85,7 @@ class Watcher:
         self._num_drops: dict[str, int] = {}
 
     def look(self) -> bool:
-        """Show what is new, and return whether the run was running."""
+        """Show what is new; return whether the run was running."""
         was_running = self._run.is_running  # before the refresh, so that the last look reads everything
         self._run.refresh()
         for line in self._new_lines():

@@ -44,7 +44,7 @@ def _wait_for_answer(folder: Path) -> str:
 
 
 def join_run(address: str, token_file: Path) -> int:
-    """Serve a run as an engine until it ends, and return the exit code."""
+    """Serve a run as an engine until it ends; return the exit code."""
     host, port = host_and_port(address, "--connect")
     token = token_in(token_file, "--token-file")
     print(f"joining the run at {address}", flush=True)

@@ -188,7 +188,6 @@ def _is_of_another_run(word: str) -> bool:
 
 
 def print_summary(summary: "Summary") -> None:
-    """Print the table at the end of a run."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -201,7 +200,6 @@ def print_summary(summary: "Summary") -> None:
 
 
 def lines_of(outcome: "Outcome") -> list[str]:
-    """Describe a simulated run in lines for a person."""
     dropped = ", ".join(f"{count} {reason}" for reason, count in sorted(outcome.dropped.items()))
     return [
         f"{outcome.engines:,} engines, {outcome.ranks} ranks: {outcome.steps} steps of "

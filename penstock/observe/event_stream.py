@@ -57,7 +57,7 @@ class EventStream:
         self.clock, self._defer = clock, defer
 
     def of(self, process: str) -> Recorder:
-        """Return a recorder that emits into this stream in the name of one process."""
+        """Return a recorder that emits events of one process into this stream."""
         return Recorder(self, process, self.clock)
 
     def subscribe(self, name: str, reader: Reader, *, only: tuple[type, ...] = (object,)) -> None:

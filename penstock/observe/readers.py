@@ -93,7 +93,6 @@ class MetricsReader:
 
     @property
     def kinds(self) -> tuple[type, ...]:
-        """Return the event types that this reader wants."""
         shown = (SampleEvent,) if self._samples_writer is not None else ()
         return (StepEvent, EvaluationEvent, *shown)
 

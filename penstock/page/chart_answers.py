@@ -44,7 +44,6 @@ def last_step(run: RunReading) -> int:
 
 
 def list_metrics(run: RunReading) -> dict[str, Any]:
-    """Return the names of all metrics, and the last value of each."""
     values = run.steps.row(-1) if last_step(run) else {}
     return {"last": last_step(run), "names": run.steps.names, "values": values}
 

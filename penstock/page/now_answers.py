@@ -42,12 +42,10 @@ def _ended(run: RunReading) -> str:
 
 
 def show_lines(run: RunReading) -> dict[str, Any]:
-    """Return the run's last log lines."""
     return {"lines": [{"time": one.time, "line": one.line} for one in run.lines[-SHOWN_LINES:]]}
 
 
 def show_time(run: RunReading) -> dict[str, Any]:
-    """Return where each process's time went, and what the run cost."""
     sheet = [
         {"process": one.process, "total_s": one.total_s, "parts": list(one.parts.items())}
         for one in run.time_sheet()

@@ -44,11 +44,11 @@ class FluidEngine:
         self.tokens = 0
 
     def stop(self) -> None:
-        """Stop the engine because its node dies. Its callers do not get an error yet."""
+        """Stop the engine as its node dies; callers get no error yet."""
         self._stopped_at = asyncio.get_running_loop().time()
 
     def notice(self) -> None:
-        """Report the death: every waiting caller gets an error."""
+        """Notice the death: every waiting caller gets an error."""
         self._noticed.set()
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
@@ -71,7 +71,7 @@ class FluidEngine:
                 self._end()
 
     async def _sleep(self, seconds: float) -> bool:
-        """Sleep, and return whether the engine has died. In that case it returns only once the death is noticed."""
+        """Sleep, and return whether the engine has died; if so, only once the death is noticed."""
         loop = asyncio.get_running_loop()
         until = loop.time() + seconds
         try:

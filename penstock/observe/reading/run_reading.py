@@ -165,7 +165,6 @@ class RunReading:
         return replace(status, last_sample=replace(status.last_sample, text=text))
 
     def counters(self, process: str) -> dict[str, Series]:
-        """Return every counter of a process over time."""
         return self.counter_series.of(process)
 
     def tokens(self, step: int, group: int, episode: int) -> list[TokenTrace]:
@@ -211,7 +210,6 @@ class RunReading:
         return sorted({(span.process, span.track) for span in self.spans(limit=None)})
 
     def rows_of_drop(self, drop: Drop) -> Rows:
-        """Return the samples of a dropped group."""
         return self.samples.select(group=drop.group, drop=drop.reason)
 
     def spans(

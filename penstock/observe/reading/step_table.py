@@ -64,7 +64,6 @@ class ColumnBlock:
         return dict(zip(self.names, np.frombuffer(values, "<f8").tolist(), strict=True))
 
     def values(self, row: int, names: Iterable[str]) -> dict[str, float]:
-        """Return the named values that the step has."""
         start = 8 * len(self.names) * bisect_left(self.rows, row)
         places = ((name, self._places.get(name)) for name in names)
         return {

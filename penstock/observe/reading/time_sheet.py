@@ -1,4 +1,4 @@
-"""Accounts for the time of every process while the run trained. The parts of a process add up to the whole.
+"""Splits the time of every process while the run trained by what it did. The parts add up to the whole.
 
 The trainer works in forward, backward and optimizer (`penstock.observe.usage`); copies weights (`sync`); does
 what else a step needs (`other`: packing, metrics, sending plans, making records durable); waits for groups,
@@ -28,7 +28,7 @@ CAUSES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessTime:
-    """Splits a process's time while the run trained: `parts` add up to `total_s`."""
+    """Splits a process's time while the run trained; `parts` add up to `total_s`."""
 
     process: str
     total_s: float
@@ -40,7 +40,7 @@ class ProcessTime:
 
 
 class EngineTime:
-    """Accumulates one engine's busy and idle time between the beginning and the end of training."""
+    """Adds up one engine's busy and idle time while the run trains."""
 
     def __init__(self) -> None:
         self.busy_s = 0.0
