@@ -1,6 +1,7 @@
-"""The command line: `penstock train`, `samples`, `eval` and so on.
+"""Runs the command line: `penstock train`, `samples`, `eval` and so on.
 
-Signals are answered before anything heavy is imported."""
+It handles signals before anything heavy is imported.
+"""
 
 import gc
 import sys
@@ -10,11 +11,11 @@ from penstock.cli.early_signals import Stopped, ending_at_once
 __all__ = ["main"]
 
 SELDOM = (50_000, 20, 100)
-"""When the garbage collector walks: imports make a million objects, and none of them goes."""
+"""Thresholds that make the garbage collector run seldom: imports make a million objects, and all of them stay."""
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Entry of the `penstock` command."""
+    """Run the `penstock` command."""
     gc.set_threshold(*SELDOM)
     try:
         with ending_at_once("stopped"):

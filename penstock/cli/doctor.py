@@ -1,4 +1,4 @@
-"""`penstock doctor`: how a run is, while it goes on or after its end: who does what, what waits, usual causes."""
+"""Diagnoses a run for `penstock doctor`, running or ended: what each process does, what waits, and usual causes."""
 
 import json
 import shutil
@@ -25,7 +25,6 @@ LITTLE_BYTES = 200e6
 
 
 def diagnose(name: str) -> Iterator[str]:
-    """Lines for a person."""
     folder = run_folder(name)
     is_live, processes = is_held(folder), processes_of_run(folder)
     quiet_s = _quiet_s(folder)
@@ -70,7 +69,7 @@ def _progress(folder: Path, quiet_s: float | None) -> Iterator[str]:
 
 
 def _groups(attempts: Attempts) -> Iterator[str]:
-    """How many are in each state, the oldest of those that still wait, and why some were dropped."""
+    """Yield how many groups are in each state, the oldest that still waits in each, and why some were dropped."""
     counts = attempts.counts()
     yield "groups: " + ", ".join(f"{counts[state]} {state}" for state in AttemptState if counts[state])
     for state in (*UNDER_WAY, AttemptState.SCORED):
@@ -85,7 +84,7 @@ def _groups(attempts: Attempts) -> Iterator[str]:
 
 
 def _standing(folder: Path) -> Iterator[str]:
-    """Who waited for whom when it last said so, how much waited where, and for how long."""
+    """Yield who waited for whom when the run last reported it, how much waited where, and for how long."""
     standing = read_standing(folder)
     if standing is not None:
         yield f"{max(0.0, time.time() - standing.wall_s):.0f} s ago:"
@@ -93,7 +92,7 @@ def _standing(folder: Path) -> Iterator[str]:
 
 
 def _frames(process: RunProcess) -> Iterator[str]:
-    """Of its main thread; one that is stopped writes none."""
+    """Yield the stack of the process's main thread. A stopped process writes none."""
     stacks = stacks_of(process)
     main = stacks.rpartition("Thread 0x")[2].splitlines()[1:] if stacks else []
     for line in main[:SHOWN_FRAMES]:
@@ -128,7 +127,7 @@ def _usual_causes(
 
 
 def _ended_early(folder: Path) -> bool | None:
-    """Whether it was stopped before its last step; None where no summary says."""
+    """Return whether the run was stopped before its last step; None if no summary says."""
     try:
         return bool(json.loads((folder / "summary.json").read_text())["stopped_early"])
     except (OSError, ValueError, KeyError):
@@ -136,7 +135,7 @@ def _ended_early(folder: Path) -> bool | None:
 
 
 def _quiet_s(folder: Path) -> float | None:
-    """Since the last row of metrics."""
+    """Return the seconds since the last row of metrics; None if there is none."""
     path = folder / METRICS
     return time.time() - path.stat().st_mtime if path.is_file() else None
 

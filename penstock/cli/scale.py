@@ -1,5 +1,5 @@
-"""More and fewer engines for a run that goes on: `penstock scale` asks it, `penstock worker` joins it from another
-machine."""
+"""Changes the number of engines while a run trains: `penstock scale` asks the run for it, `penstock worker`
+joins it from another machine."""
 
 import asyncio
 import time
@@ -44,7 +44,7 @@ def _wait_for_answer(folder: Path) -> str:
 
 
 def join_run(address: str, token_file: Path) -> int:
-    """Serve until the run ends; the exit code."""
+    """Serve a run as an engine until it ends; return the exit code."""
     host, port = host_and_port(address, "--connect")
     token = token_in(token_file, "--token-file")
     print(f"joining the run at {address}", flush=True)

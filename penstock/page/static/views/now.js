@@ -1,4 +1,4 @@
-// Now: how far, how well, how stale, where the groups are, and one sentence on what limits the run.
+// The view Now shows how far, how well, how stale, where the groups are, and one sentence on what limits the run.
 
 import { get } from "../api.js";
 import { ChartSet } from "../chart_set.js";
@@ -57,7 +57,7 @@ function figure(name, value, note, share = null) {
   return el("div.figure", null, el("span", null, name), el("b", null, value), el("small", null, note || "\u00a0"), share !== null && el("i.meter", null, el("i", { style: { width: `${100 * Math.min(1, share)}%` } })));
 }
 
-/** Groups on their way: open > running > scoring > ready > trained. */
+/** Draws groups on their way: open > running > scoring > ready > trained. */
 function flow(status, trained) {
   const way = status.flow;
   if (!way) return null;
