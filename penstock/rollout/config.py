@@ -66,13 +66,13 @@ class RolloutConfig(Section):
     `TimeoutError`, an answer of 429 or 503, …), after 1, 2, 4 … seconds. Its finished turns and calls are not
     repeated."""
     cpu_s: float = Field(default=0.0, ge=0)
-    """Limit of CPU time for one episode, shared by those that a process runs at once. Past it the process is
-    replaced. 0: the same as `timeout_s`."""
+    """CPU time of one episode. Episodes that a process runs at once pool theirs; past the total the process is
+    replaced. 0: as much as `timeout_s`."""
     memory_gb: float = Field(default=0.0, ge=0)
     """Memory limit of a process that runs workflows. 0: half of the machine's memory."""
     max_turns: int = Field(default=0, ge=0)
-    """The most turns of an episode; 0 is no limit. A further turn is refused, and the episode ends with the turns that
-    it has."""
+    """The most turns of an episode; 0 is no limit. A further turn is refused, and the episode ends with the turns
+    that it has."""
     max_episode_tokens: int = Field(default=0, ge=0)
     """The most tokens that an episode may sample, all turns together; 0 is no limit. The last turn is cut there."""
     agents: AgentsConfig = AgentsConfig()

@@ -154,7 +154,7 @@ def _path_to(turn: Turn, turns: tuple[Turn, ...]) -> tuple[Turn, ...]:
 
 
 def _is_cancelled() -> bool:
-    """Return whether this task was cancelled from outside, rather than by the workflow itself."""
+    """Return whether this task was cancelled from outside, rather than by the workflow."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 

@@ -34,7 +34,7 @@ class RolloutStart(msgspec.Struct, frozen=True, kw_only=True):
     http: dict[str, Any] = {}
     """The `HttpConfig` for environments that are named by URL."""
     cpu_s: float = 1800.0
-    """Limit of CPU time for one episode."""
+    """CPU time of one episode; episodes that run at once pool theirs."""
     search_path: tuple[str, ...]
     """Folders that user modules are imported from, before all others."""
 

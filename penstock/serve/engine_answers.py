@@ -21,7 +21,7 @@ from penstock.serve.request_bodies import Body, ChatBody, TokenBody
 from penstock.serve.served_model import ServedModel
 
 MAX_WAITING = 256
-"""The most pieces that wait for a slow client. Further ones stay in its own engine streams; no other client waits."""
+"""Pieces that may wait for a slow client. Further ones stay in its engine streams; other clients don't wait."""
 EVENT_TOKENS = 8
 """The most tokens in an event of a streamed text."""
 
