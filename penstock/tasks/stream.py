@@ -118,5 +118,5 @@ class TaskStream:
         self._position = position
         self._order = list(range(len(self._tasks)))
         if self._shuffle:
-            # A seed given as text is hashed with SHA-512: the order is the same in every process and on every platform.
+            # A text seed is hashed with SHA-512, so the order is the same in every process and on every platform.
             random.Random(f"{self._seed}/{epoch}").shuffle(self._order)
