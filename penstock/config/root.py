@@ -34,27 +34,28 @@ class RunConfig(Section):
     seed: int = Field(default=0, ge=0)
     """Seed of the task order and of every sampled token."""
     checkpoint_every: int = Field(default=0, ge=0)
-    """Steps between two checkpoints, from which `penstock resume` continues; one more is written at the end. 0 writes
-    none. Training continues while one is written. A checkpoint takes up to 16 bytes per parameter on the disk, and
-    as much host memory for the copy that is written."""
+    """Steps between two checkpoints, from which `penstock resume` continues; one more is written at the end.
+    0 writes none. Training continues while one is written. A checkpoint takes up to 16 bytes per parameter on
+    the disk, and as much host memory for the copy that is written."""
     keep_checkpoints: int = Field(default=2, ge=1)
     """How many of the last checkpoints are kept. The one with the highest held-out reward is also kept, if
     `eval.every` is a multiple of `checkpoint_every`."""
 
     journal: bool = True
-    """In a run with checkpoints: keep a journal of every group, so that `penstock resume` continues with finished
-    groups and `penstock doctor` shows what became of each. Off: a resumed run generates them again."""
+    """In a run with checkpoints: keep a journal of every group, so that `penstock resume` continues with
+    finished groups and `penstock doctor` shows what became of each. Off: a resumed run generates them
+    again."""
 
     journal_every_s: float = Field(default=2.0, gt=0)
-    """In a run with a journal: seconds between two records of unfinished answers. After a crash they continue from the
-    last record, and what was sampled since then is sampled again."""
+    """In a run with a journal: seconds between two records of unfinished answers. After a crash they continue
+    from the last record, and what was sampled since then is sampled again."""
 
     deterministic: bool = False
-    """Make every step repeat bit by bit: a run that was killed and resumed ends with the same weights as one that was
-    not, on the same machine. It runs on a CPU, synchronously, one answer at a time. This sets `model.device=cpu`,
-    `staleness.max_staleness=0`, `engine.embedded.max_batch=1` and `engine.embedded.prefix_cache=false` unless the
-    config sets them. The step under way is discarded, so no journal is kept. Rewards must return the same value each
-    time, within their time limits."""
+    """Make every step repeat bit by bit: a run that was killed and resumed ends with the same weights as one
+    that was not, on the same machine. It runs on a CPU, synchronously, one answer at a time. This sets
+    `model.device=cpu`, `staleness.max_staleness=0`, `engine.embedded.max_batch=1` and
+    `engine.embedded.prefix_cache=false` unless the config sets them. The step under way is discarded, so no
+    journal is kept. Rewards must return the same value each time, within their time limits."""
 
     @field_validator("name")
     @classmethod
@@ -66,9 +67,9 @@ class RunConfig(Section):
         return name
 
     restarts: int = Field(default=4, ge=0)
-    """How often in a row a worker that dies is restarted before the run ends. The count starts anew when an engine
-    or trainer has worked for a minute, or a scoring or rollout worker has done a call. Tasks that kill their process
-    are counted separately, and may be as many as are under way."""
+    """How often in a row a worker that dies is restarted before the run ends. The count starts anew when an
+    engine or trainer has worked for a minute, or a scoring or rollout worker has done a call. Tasks that kill
+    their process are counted separately, and may be as many as are under way."""
 
     freeze_s: float = Field(default=120.0, ge=0)
     """An engine or trainer that is silent for this long counts as frozen: it is killed and replaced. It may be
@@ -77,8 +78,8 @@ class RunConfig(Section):
     frozen."""
 
     start_s: float = Field(default=1800.0, gt=0)
-    """How long an engine or trainer may take to start, including loading and compiling. Past it, it is killed and
-    started again."""
+    """How long an engine or trainer may take to start, including loading and compiling. Past it, it is killed
+    and started again."""
 
     max_failed_in_a_row: int = Field(default=0, ge=0)
     """End the run with an error when this many groups in a row failed (a reward that raises, requests that the
@@ -89,20 +90,21 @@ class PlacementConfig(Section):
     """Sets which GPUs of this machine the trainer and the engines get, and how they share one."""
 
     trainer: tuple[Annotated[int, Field(ge=0)], ...] = ()
-    """GPUs of the trainer, by their numbers among those that this process sees: `[0, 1]`. There is one rank per GPU;
-    several ranks split the weights (`trainer.parallel.shard`) unless `trainer.parallel` says otherwise. Empty: as few
-    as hold the trainer if engines get other GPUs, else the GPU of `model.device`."""
+    """GPUs of the trainer, by their numbers among those that this process sees: `[0, 1]`. There is one rank
+    per GPU; several ranks split the weights (`trainer.parallel.shard`) unless `trainer.parallel` says
+    otherwise. Empty: as few as hold the trainer if engines get other GPUs, else the GPU of `model.device`."""
     engines: tuple[Annotated[int, Field(ge=0)], ...] = ()
-    """GPUs of the engines, one each, or `engine.vllm.tensor_parallel` each. If `engine.count` is not set, there are as
-    many engines as fit on these. Empty: the GPUs that the trainer leaves free; for small models, the trainer's."""
+    """GPUs of the engines, one each, or `engine.vllm.tensor_parallel` each. If `engine.count` is not set,
+    there are as many engines as fit on these. Empty: the GPUs that the trainer leaves free; for small models,
+    the trainer's."""
     share: Literal["auto", "mps", "time"] = "auto"
     """`mps`: both run at the same time, through an MPS daemon that the run starts and stops. `time`: they take
     turns, which gains little over running one after the other. `auto`: `mps` where trainer and engines share a
     GPU and training is asynchronous; without `nvidia-cuda-mps-control` the log says so and they take turns."""
     first: Literal["engine", "trainer", "none"] = "engine"
-    """Under MPS, whose kernels go first when both wait for room on the GPU. `engine`: generation keeps about half of
-    its speed beside training, and the total throughput is highest. `trainer`, `none`: generation keeps less, down to
-    a third."""
+    """Under MPS, whose kernels go first when both wait for room on the GPU. `engine`: generation keeps about
+    half of its speed beside training, and the total throughput is highest. `trainer`, `none`: generation
+    keeps less, down to a third."""
 
     @field_validator("trainer", "engines")
     @classmethod

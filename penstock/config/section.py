@@ -20,8 +20,8 @@ class Section(BaseModel):
     """
 
     alone: ClassVar[str] = ""
-    """The key that is set by a single word instead of a section: `launcher: ray` is `launcher: {kind: ray}`. Empty:
-    no such key."""
+    """The key that is set by a single word instead of a section: `launcher: ray` is `launcher: {kind: ray}`.
+    Empty: no such key."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 

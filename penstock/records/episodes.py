@@ -62,8 +62,8 @@ class Turn(Record, frozen=True, kw_only=True):
     versions: IntArray
     """The version of the policy that sampled each token."""
     mixed: BoolArray | None = None
-    """Whether each token was sampled with keys and values of older weights in its context; None if the engine does
-    not know."""
+    """Whether each token was sampled with keys and values of older weights in its context; None if the engine
+    does not know."""
     finish_reason: FinishReason
     """`stop` (a stop token or string), `length` (at the token limit) or `cancelled`."""
     sampling: SamplingParams
@@ -117,8 +117,8 @@ class Sample(Record, frozen=True, kw_only=True):
     versions: IntArray
     """The version that sampled each token; -1 where none did."""
     mixed: BoolArray | None = None
-    """Whether each token was sampled with keys and values of older weights in its context, which the trainer does
-    not compute. None: assume so for every token after one of another version."""
+    """Whether each token was sampled with keys and values of older weights in its context, which the trainer
+    does not compute. None: assume so for every token after one of another version."""
     sampling: SamplingParams
     """How its tokens were drawn."""
     policy: str = DEFAULT_POLICY
@@ -162,18 +162,18 @@ class Episode(Record, frozen=True, kw_only=True):
     index: int = 0
     """Its number among the attempts of its group."""
     failure: str | None = None
-    """Why it failed: "workflow_error", "workflow_unavailable", "timeout", "refused" or "worker_died"; None if it
-    did not."""
+    """Why it failed: "workflow_error", "workflow_unavailable", "timeout", "refused" or "worker_died"; None if
+    it did not."""
     message: str = ""
     """The error message of a failure."""
     reward: float | None = None
-    """The reward that its workflow or agent has set; None without one. The reward functions `auto` and `episode`
-    use it."""
+    """The reward that its workflow or agent has set; None without one. The reward functions `auto` and
+    `episode` use it."""
     parts: dict[str, float] = {}
     """The parts of that reward, by name."""
     rewrites: dict[str, int] = {}
-    """How many turns could not continue the tokens of the turn before, since earlier messages were rewritten: by
-    `client` or by `template`."""
+    """How many turns could not continue the tokens of the turn before, since earlier messages were rewritten:
+    by `client` or by `template`."""
     unread_answers: int = 0
     """How many answers no client has read to their end. Their turns are no part of the episode."""
 

@@ -119,8 +119,8 @@ class GenerateRequest(Record, frozen=True, kw_only=True):
     routing_before: int = 0
     """The value of `routing_start` before any output was known."""
     record_every: int = 0
-    """Recorded data is stored after every so many tokens, so that another engine can continue from there; 0: only
-    at the end."""
+    """Recorded data is stored after every so many tokens, so that another engine can continue from there; 0:
+    only at the end."""
     blob_scope: str = "requests"
     """The scope of its recorded data in the blob store. The caller deletes the scope."""
     num_resumed: int = 0
@@ -195,8 +195,8 @@ class Chunk(Record, frozen=True, kw_only=True):
     versions: IntArray
     """The version that sampled each token."""
     mixed: BoolArray | None = None
-    """Whether each token was sampled with keys and values of older weights in its context; None if the engine does
-    not know."""
+    """Whether each token was sampled with keys and values of older weights in its context; None if the engine
+    does not know."""
     finish_reason: FinishReason | None = None
     """Why the generation ended; None while it continues."""
     sampling_mask: MaskRef | None = None

@@ -117,7 +117,8 @@ class Trainer(Protocol):
 
 
 Verification = Callable[[], float]
-"""Raises `FingerprintMismatch` unless an engine has the trainer's weights; returns how many seconds that took."""
+"""Raises `FingerprintMismatch` unless an engine has the trainer's weights; returns how many seconds that
+took."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,8 +30,8 @@ class StepPlan(Record, frozen=True, kw_only=True):
     publishes: int | None = None
     """The version under which the new weights are published; None publishes nothing."""
     ages: tuple[dict[int, int], ...] = ()
-    """For each group, the age of every version that sampled its loss tokens: steps from the weights of that version
-    to those for which the group was first selected."""
+    """For each group, the age of every version that sampled its loss tokens: steps from the weights of that
+    version to those for which the group was first selected."""
     fresh: tuple[int, ...] = ()
     """The versions whose weights are exactly those being trained."""
     scores: tuple[tuple[Score, ...], ...]
@@ -47,7 +47,8 @@ class StepPlan(Record, frozen=True, kw_only=True):
     columns: tuple[str, ...] = ()
     """Names of the token columns that any sample of the step has, on any rank."""
     traced: tuple[tuple[int, int], ...] = ()
-    """Answers to trace, as group and episode. If there are any, the answer with the widest gap is traced too."""
+    """Answers to trace, as group and episode. If there are any, the answer with the widest gap is traced
+    too."""
 
 
 class TracedTokens(Record, frozen=True, kw_only=True):

@@ -46,8 +46,8 @@ class Payload(msgspec.Struct, frozen=True, kw_only=True):
     num_bytes: int
     """How many bytes travel."""
     checksum: int | None = None
-    """The CRC-32 of its bytes. None where they are read in place, or where an update never leaves GPUs; then only
-    the fingerprint is checked."""
+    """The CRC-32 of its bytes. None where they are read in place, or where an update never leaves GPUs; then
+    only the fingerprint is checked."""
 
 
 class AdapterSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,17 +82,19 @@ class WeightUpdate(Record, frozen=True, kw_only=True):
     buckets: tuple[str, ...]
     """Names by which the transport finds each bucket (a shared-memory name, a file, …)."""
     payloads: tuple[Payload, ...] = ()
-    """What travels for each bucket. Empty: buckets as they are, with nothing to check before they are loaded."""
+    """What travels for each bucket. Empty: buckets as they are, with nothing to check before they are
+    loaded."""
     fingerprint: dict[str, int]
     """One hash per tensor name, of the values as an engine must hold them. Hashes of slices add up to it."""
     selection: UpdateSelection = "full"
     """Which part of the weights it holds."""
     base: int | None = None
-    """The version that an engine must serve to take this, since the rest of its weights stay as they are. For a
-    delta: the version that it was computed against. For an adapter: the version under which the weights below it
-    were published. None: the update holds every tensor."""
+    """The version that an engine must serve to take this, since the rest of its weights stay as they are. For
+    a delta: the version that it was computed against. For an adapter: the version under which the weights
+    below it were published. None: the update holds every tensor."""
     adapter: AdapterSpec | None = None
-    """The adapter of selection `adapter`. Its tensors are named as peft saves them, without `base_model.model.`."""
+    """The adapter of selection `adapter`. Its tensors are named as peft saves them, without
+    `base_model.model.`."""
     sends: bool = False
     """Whether the trainer must `send` while engines stage, as for a broadcast. Otherwise engines just read."""
     receivers: int = 1

@@ -49,14 +49,16 @@ class RolloutConfig(Section):
     stop: tuple[str, ...] = ()
     """Strings that end an answer."""
     chunk_tokens: int = Field(default=32, ge=1)
-    """Tokens that an engine gathers before it sends them. More means fewer messages and later partial answers."""
+    """Tokens that an engine gathers before it sends them. More means fewer messages and later partial
+    answers."""
     workflow: str | None = None
-    """What an attempt is: `file.py:function` or `module:function` of an `async def workflow(task, rollout)`, or the
-    URL of an environment, or the command of an agent (`python agent.py`) that speaks to the run as to OpenAI's
-    API. Unset: the model answers the prompt once. A task's column `workflow` takes precedence."""
+    """What an attempt is: `file.py:function` or `module:function` of an `async def workflow(task, rollout)`,
+    or the URL of an environment, or the command of an agent (`python agent.py`) that speaks to the run as to
+    OpenAI's API. Unset: the model answers the prompt once. A task's column `workflow` takes precedence."""
     workers: int = Field(default=1, ge=0)
-    """Processes that run workflows and answer agents. 0 runs workflows in the controller, where a call that blocks
-    stops the whole run and limits of CPU time and memory do not apply; commands still get one process."""
+    """Processes that run workflows and answer agents. 0 runs workflows in the controller, where a call that
+    blocks stops the whole run and limits of CPU time and memory do not apply; commands still get one
+    process."""
     episodes_per_worker: int = Field(default=128, ge=1)
     """Episodes that each of these processes runs at once, each in its own thread."""
     timeout_s: float = Field(default=1800.0, gt=0)
@@ -71,10 +73,11 @@ class RolloutConfig(Section):
     memory_gb: float = Field(default=0.0, ge=0)
     """Memory limit of a process that runs workflows. 0: half of the machine's memory."""
     max_turns: int = Field(default=0, ge=0)
-    """The most turns of an episode; 0 is no limit. A further turn is refused, and the episode ends with the turns
-    that it has."""
+    """The most turns of an episode; 0 is no limit. A further turn is refused, and the episode ends with the
+    turns that it has."""
     max_episode_tokens: int = Field(default=0, ge=0)
-    """The most tokens that an episode may sample, all turns together; 0 is no limit. The last turn is cut there."""
+    """The most tokens that an episode may sample, all turns together; 0 is no limit. The last turn is cut
+    there."""
     agents: AgentsConfig = AgentsConfig()
     http: HttpConfig = HttpConfig()
 

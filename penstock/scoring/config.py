@@ -38,8 +38,8 @@ class RewardConfig(Section):
     concurrency: int = Field(default=16, ge=1)
     """Episodes that one worker scores at once when a function is `async`; otherwise it scores one by one."""
     device: str = "cpu"
-    """Where functions with a parameter `device` compute: `cpu`, `cuda` or `cuda:N`. A worker sees only this GPU, as
-    `cuda:0`."""
+    """Where functions with a parameter `device` compute: `cpu`, `cuda` or `cuda:N`. A worker sees only this
+    GPU, as `cuda:0`."""
     threads: int = Field(default=1, ge=1)
     """Threads of a scoring process, for functions that run a model on a CPU."""
     http: HttpConfig = HttpConfig()
@@ -48,8 +48,8 @@ class RewardConfig(Section):
     dropped and the worker replaced."""
 
     retries: int = Field(default=3, ge=0)
-    """How often a call is retried when its function could not reach something (`ConnectionError`, `TimeoutError`,
-    …), after 1, 2, 4 … seconds."""
+    """How often a call is retried when its function could not reach something (`ConnectionError`,
+    `TimeoutError`, …), after 1, 2, 4 … seconds."""
     cpu_s: float = Field(default=0.0, ge=0)
     """CPU time of one call, over all threads. Past it the worker is killed, and the call fails. 0: `timeout_s`
     times (`threads` + 1)."""

@@ -12,8 +12,8 @@ from penstock.scoring.functions import Reward
 SCORE_NAN = "score_nan"
 """A value is NaN, or infinite in float32."""
 SCORE_SHAPE = "score_shape"
-"""A reward returned the wrong number of values, values that are not numbers, or steps or columns for tokens that
-the episode does not have."""
+"""A reward returned the wrong number of values, values that are not numbers, or steps or columns for tokens
+that the episode does not have."""
 
 
 def weighted_sum(

@@ -20,7 +20,8 @@ from penstock.serve.api_error import ApiError
 T = TypeVar("T")
 _encode = msgspec.json.Encoder().encode
 BYTES_A_TOKEN = 64
-"""Bytes of a body for each token of a context: far more than any tokenizer's words take on average, with JSON."""
+"""Bytes of a body for each token of a context: far more than any tokenizer's words take on average, with
+JSON."""
 ALL_BODIES_BYTES = 512 * 2**20
 """Enough for 2,000 requests at once with 32,768 token ids each."""
 READ_S = 60.0

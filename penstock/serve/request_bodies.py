@@ -101,7 +101,8 @@ class TextFields(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = False
-    """Whether to send the ids of prompt and answer beside the text, as vLLM does, and the version of each token."""
+    """Whether to send the ids of prompt and answer beside the text, as vLLM does, and the version of each
+    token."""
     priority: int = 0
     user: Any = None
     metadata: Any = None

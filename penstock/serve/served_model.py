@@ -22,7 +22,8 @@ class ServedModel:
     max_context: int
     window: int = 1
     max_requests: int = 4096
-    """Generations that may run at once. Each buffers what its client has not read yet, so this bounds memory."""
+    """Generations that may run at once. Each buffers what its client has not read yet, so this bounds
+    memory."""
     num_running: int = 0
     created: int = 0
     blobs: BlobStore | None = None

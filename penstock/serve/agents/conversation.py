@@ -25,9 +25,9 @@ from penstock.records.interfaces import Tokenizer
 from penstock.serve.chat_messages import parsed_arguments
 
 Kind = Literal["first", "continued", "forked", "separate", "client", "template"]
-"""How a call relates to earlier ones: `first` of the episode; `continued`: after a turn; `forked`: after a turn
-that another call has continued, or instead of its answer; `separate`: a conversation about something else; or its
-history was rewritten, by `client` or `template`."""
+"""How a call relates to earlier ones: `first` of the episode; `continued`: after a turn; `forked`: after a
+turn that another call has continued, or instead of its answer; `separate`: a conversation about something
+else; or its history was rewritten, by `client` or `template`."""
 REWRITTEN: tuple[Kind, ...] = ("client", "template")
 END = "\u2402end of answer\u2403"
 """Marks where a template puts the end of an answer."""
