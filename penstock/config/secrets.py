@@ -25,9 +25,8 @@ def is_secret(name: str) -> bool:
 
 
 def hidden(data: Any, *, only_texts: bool = False) -> Any:
-    """Return the data with `***` in place of secrets. With `only_texts`, mappings and numbers are not hidden:
-    keys of the `algorithm` section are names of functions and settings, such as `truncated_token: {cap:
-    2.0}`."""
+    """Return the data with `***` in place of secrets. With `only_texts`, mappings and numbers are not hidden,
+    since keys of the `algorithm` section are names of functions and settings, such as `truncated_token`."""
     if isinstance(data, dict):
         return {
             key: HIDDEN if _hides(str(key), value, only_texts) else hidden(value, only_texts=only_texts)

@@ -94,7 +94,7 @@ class Turn(Record, frozen=True, kw_only=True):
 
 
 class TurnSpan(msgspec.Struct, frozen=True, kw_only=True):
-    """Locates the output of a turn in a sample. `turn` counts the turns of its episode from 0."""
+    """Says where in a sample the output of a turn lies. `turn` counts the turns of its episode from 0."""
 
     turn: int
     """Which turn."""

@@ -186,7 +186,7 @@ class SamplingMask(Record, frozen=True, kw_only=True):
 
 
 class Chunk(Record, frozen=True, kw_only=True):
-    """Token ids out: aligned pieces of one generation. The last one carries `finish_reason`."""
+    """Carries the next tokens of one generation in aligned arrays. The last chunk has a `finish_reason`."""
 
     token_ids: IntArray
     """The next sampled tokens."""

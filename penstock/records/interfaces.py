@@ -30,7 +30,7 @@ from penstock.records import (
 
 
 class Engine(Protocol):
-    """Generates token ids after token ids. A pool of engines is one too.
+    """Generates tokens: token ids in, token ids out. A pool of engines is one too.
 
     `generate` is an async generator: closing it, or cancelling the task that iterates it, cancels the request
     and frees what it held. A request that can never be served raises `RequestRefused`.

@@ -1,4 +1,4 @@
-"""Stores and fetches chosen experts: an engine stores them, the trainer fetches them.
+"""Stores and fetches records of chosen experts, which engines make and the trainer reads.
 
 A record is a (tokens, layers, k) array of ids, one byte each, or two if there are more than 256 experts.
 """

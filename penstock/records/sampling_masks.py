@@ -1,4 +1,4 @@
-"""Packs, stores and reads sampling masks: an engine stores them, the trainer fetches them.
+"""Packs, stores and reads sampling masks, which engines record and the trainer fetches.
 
 The kept ids of a token are stored as they are, or as a bitmask of the vocabulary where that takes fewer
 words.

@@ -10,7 +10,7 @@ from penstock.records.base import FloatArray, Record, check_aligned
 from penstock.records.episodes import Episode, Group, Sample, Task, Turn
 
 LARGEST_REWARD = float(np.finfo(np.float32).max)
-"""The largest float32, which trainers compute with."""
+"""The largest float32, since trainers compute with float32."""
 
 
 def fits_float32(number: float) -> bool:

@@ -18,7 +18,7 @@ Encoding = Literal["dense", "sparse", "xor"]
 
 
 class TensorSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Locates a tensor in a publication: its global shape, its dtype, and its bytes in one bucket."""
+    """Says where a tensor lies in a publication: its global shape, its dtype, and its bytes in one bucket."""
 
     name: str
     """The name of the model's own parameter."""

@@ -1,9 +1,8 @@
 """Runs a command as an agent: it is started for every episode and uses the run through OpenAI's API.
 
 Its environment has `OPENAI_BASE_URL`, `OPENAI_API_KEY`, `PENSTOCK_MODEL` and `PENSTOCK_EPISODE_URL`, and its
-standard input is the task as one JSON object. If the last line of its standard output is like `{"reward":
-0.5}`, that is the episode's reward. An exit code other than 0 fails the episode; after 75 (EX_TEMPFAIL) the
-episode is retried.
+standard input is the task as one JSON object. A last line of standard output such as `{"reward": 0.5}` sets
+the reward. An exit code other than 0 fails the episode; after 75 (EX_TEMPFAIL) the episode is retried.
 """
 
 import asyncio

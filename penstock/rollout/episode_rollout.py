@@ -120,7 +120,7 @@ class Rollout:
 
     @endpoint.setter
     def endpoint(self, endpoint: Endpoint) -> None:
-        """Set by the process that listens there."""
+        """Set the address; called by the process that listens there."""
         self._endpoint = endpoint
 
     @property

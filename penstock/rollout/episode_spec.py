@@ -21,7 +21,7 @@ class EpisodeSpec(Record, frozen=True, kw_only=True):
     index: int
     task: Task
     sampling: SamplingParams
-    """The settings of its turns. If it has a seed, the run's, every turn gets its own seed derived from it."""
+    """The settings of its turns. If they have a seed, every turn gets its own seed derived from it."""
     label: str = TRAINING
     """Tells the episodes of training and evaluation apart."""
     chunk_tokens: int = 32
@@ -53,7 +53,7 @@ class EpisodeSpec(Record, frozen=True, kw_only=True):
         if seed is None:
             return self.sampling
         words = (seed, zlib.crc32(self.label.encode()), self.group % 2**32, self.index, turn)
-        small = np.array(words, dtype=np.uint32) if seed < 2**32 else words  # mixed alike, in half the time
+        small = np.array(words, dtype=np.uint32) if seed < 2**32 else words  # the same seed in half the time
         return msgspec.structs.replace(
             self.sampling, seed=int(np.random.SeedSequence(small).generate_state(1)[0])
         )

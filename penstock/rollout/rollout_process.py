@@ -15,7 +15,7 @@ from penstock.rollout.episode_spec import EpisodeSpec
 
 
 class RolloutStart(msgspec.Struct, frozen=True, kw_only=True):
-    """Starts a worker that runs workflows; its first message."""
+    """Starts a worker that runs workflows, as the first message to it."""
 
     model: str
     """The model whose tokenizer the worker loads."""

@@ -10,7 +10,7 @@ from penstock.records import Episode, Score, Task
 
 
 class ScoringStart(msgspec.Struct, frozen=True, kw_only=True):
-    """Starts a scoring worker; its first message."""
+    """Starts a scoring worker, as the first message to it."""
 
     reward: dict[str, Any]
     search_path: tuple[str, ...]

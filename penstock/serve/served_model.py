@@ -1,4 +1,4 @@
-"""Bundles what a server answers from: an engine, its tokenizer, and the limits of both."""
+"""Holds what a server answers from: an engine, its tokenizer, and the limits of both."""
 
 import itertools
 from collections.abc import Iterator

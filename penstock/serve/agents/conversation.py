@@ -32,7 +32,7 @@ REWRITTEN: tuple[Kind, ...] = ("client", "template")
 END = "\u2402end of answer\u2403"
 """Marks where a template puts the end of an answer."""
 TELLING = 8
-"""An answer of at least so many tokens is not found in another prompt by chance."""
+"""An answer of at least this many tokens does not occur in another prompt by chance."""
 
 
 class ChatRenderer(Protocol):
@@ -204,7 +204,8 @@ class PromptHistory:
         self._texts: dict[str, str] = {}
 
     def remember(self, turn: Turn, prompt: str) -> None:
-        """Keep the text that this turn answers. Its tokens do not give it back: special tokens have no text."""
+        """Keep the text that this turn answers: decoding its tokens would not give it back, since special tokens
+        have no text."""
         self._texts[turn.id] = prompt
 
     def after_text(self, turns: Sequence[Turn], prompt: str) -> tuple[list[int], bool]:
@@ -251,7 +252,8 @@ def _begins(whole: IntArray, part: IntArray) -> bool:
 
 
 def _contains(whole: IntArray, part: IntArray) -> bool:
-    """Search as bytes, which is fast. Matches that do not start at a whole number are skipped."""
+    """Return whether `whole` contains `part`. Searching bytes is fast; matches that start in the middle of a
+    number are skipped."""
     where, what = whole.astype(np.int32).tobytes(), part.astype(np.int32).tobytes()
     at = where.find(what)
     while at >= 0 and at % 4:
