@@ -67,10 +67,10 @@ class RunConfig(Section):
         return name
 
     restarts: int = Field(default=4, ge=0)
-    """How often in a row a worker that dies is restarted before the run ends. The count starts anew when an engine
-    or trainer has worked for a minute, or a scoring or rollout worker has done a call. Tasks that kill their
-    process are counted separately: the run ends when more tasks in a row do so than this, and more than are under
-    way."""
+    """How often in a row a worker that dies is restarted before the run ends. The count starts anew when an
+    engine or trainer has worked for a minute, or a scoring or rollout worker has done a call. Tasks that kill
+    their process are counted separately: the run ends when more tasks in a row do so than this, and more than
+    are under way."""
 
     freeze_s: float = Field(default=120.0, ge=0)
     """An engine or trainer that is silent for this long counts as frozen: it is killed and replaced. It may be

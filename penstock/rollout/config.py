@@ -52,9 +52,9 @@ class RolloutConfig(Section):
     """Tokens that an engine gathers before it sends them. More means fewer messages and later partial
     answers."""
     workflow: str | None = None
-    """What an attempt is: `file.py:function` or `module:function` of an `async def workflow(task, rollout)`, the URL
-    of an environment, or the command of an agent (`python agent.py`) that uses the run through OpenAI's API. Unset:
-    the model answers the prompt once. A task's column `workflow` takes precedence."""
+    """What an attempt is: `file.py:function` or `module:function` of an `async def workflow(task, rollout)`,
+    the URL of an environment, or the command of an agent (`python agent.py`) that uses the run through
+    OpenAI's API. Unset: the model answers the prompt once. A task's column `workflow` takes precedence."""
     workers: int = Field(default=1, ge=0)
     """Processes that run workflows and answer agents. 0 runs workflows in the controller, where a call that
     blocks stops the whole run and limits of CPU time and memory do not apply; commands still get one
