@@ -118,7 +118,7 @@ class Sample(Record, frozen=True, kw_only=True):
     """The version that sampled each token; -1 where none did."""
     mixed: BoolArray | None = None
     """Whether each token was sampled with keys and values of older weights in its context, which the trainer
-    does not compute. None: assume so for every token after one of another version."""
+    does not compute. None: assume so for every token after one of an older version."""
     sampling: SamplingParams
     """How its tokens were drawn."""
     policy: str = DEFAULT_POLICY
