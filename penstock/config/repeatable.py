@@ -1,10 +1,12 @@
-"""What `run.deterministic` needs of the other settings: every step the same, bit by bit, also after a restart.
+"""Says what `run.deterministic` requires of the other settings, so that every step repeats bit by bit, also
+after a restart.
 
     the first groups that selection leaves ─► each answer generated alone ─► trained in order
 
-Synchronous training fixes which weights sample which group. Groups are numbered in the order of the tasks, and
-seeds follow from the numbers. The last bits of logits depend on what else is in a batch, so nothing else is. So a
-run that goes on from a checkpoint, without the step that was open, makes the same tokens again.
+Synchronous training fixes which weights sample which group. Groups are numbered in the order of the tasks,
+and seeds follow from the numbers. The last bits of logits depend on what else is in a batch, so each answer
+is generated alone. A run that resumes from a checkpoint discards the step under way, and so samples the same
+tokens again.
 """
 
 import json
@@ -22,11 +24,11 @@ IMPLIED: dict[tuple[str, ...], Any] = {
     ("staleness", "max_staleness"): 0,
     ("model", "device"): "cpu",
 }
-"""What `run.deterministic` sets where the config says nothing else. The engine's kind adds its `repeats_with`."""
+"""What `run.deterministic` sets unless the config sets it. The engine's kind adds its `repeats_with`."""
 
 
 def with_implied(sections: Mapping[str, Any]) -> dict[str, Any]:
-    """Sections of a config that must repeat, as they were given and with what that implies."""
+    """Return the sections of a deterministic run's config, with the implied settings added."""
     filled = dict(sections)
     for path, value in IMPLIED.items():
         filled = _with_default(filled, path, value)
@@ -43,13 +45,13 @@ def _with_default(section: Mapping[str, Any], path: Sequence[str], value: Any) -
     if not rest:
         return {key: value, **section}
     inside = section.get(key) or {}
-    if not isinstance(inside, Mapping):  # built already, so it says everything
+    if not isinstance(inside, Mapping):  # built already, so all its settings are set
         return dict(section)
     return {**section, key: _with_default(inside, rest, value)}
 
 
 def conflicts(config: "PenstockConfig") -> list[str]:
-    """Settings with which a run does not repeat, each with the value that it needs."""
+    """List the values that a deterministic run needs and the config does not have."""
     engine, staleness = config.engine, config.staleness
     needed = {
         f"staleness.max_staleness=0 (got {staleness.max_staleness})": staleness.max_staleness == 0,

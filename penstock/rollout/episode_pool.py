@@ -1,5 +1,5 @@
-"""Episodes on worker processes. One that hangs in a call costs itself: its process takes no new ones, and is
-replaced when the others have ended."""
+"""Runs episodes on worker processes. An episode that hangs in a call costs only itself: its process gets no new
+episodes, and is replaced when its others have ended."""
 
 from collections.abc import Callable, Sequence
 
@@ -12,11 +12,11 @@ from penstock.rollout.episode_spec import EpisodeSpec
 from penstock.rollout.rollout_process import Outcome
 
 SILENCE_S = 30.0
-"""A worker answers at the latest this long after an episode's time limit, or it hangs as a whole."""
+"""A worker that has not answered this long after an episode's time limit hangs as a whole."""
 
 
 class EpisodePool:
-    """`penstock.rollout.episode_runner.EpisodeRunner` over a pool of workers, with `capacity` episodes in each."""
+    """Runs episodes on a worker pool, as an `EpisodeRunner`, with `capacity` episodes in each worker."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class EpisodePool:
             return failed_episode(spec, TIMEOUT if error.is_late else WORKER_DIED, str(error))
         except RemoteError as error:
             if error.kind == ChannelClosed.__name__:
-                # An engine is gone, not this worker: whoever watches engines knows more.
+                # An engine is gone, not this worker; the supervision of engines reports why.
                 raise ChannelClosed(str(error)) from None
             raise
 

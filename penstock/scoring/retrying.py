@@ -1,4 +1,4 @@
-"""Scoring again what failed for a while: a judge that could not be reached may be there a moment later."""
+"""Retries scoring after transient errors, such as a judge that could not be reached."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class RetryingScorer:
-    """`penstock.records.interfaces.Scorer` around another: waits before each new try, twice as long each time."""
+    """Wraps another `penstock.records.interfaces.Scorer`, and waits twice as long before each further try."""
 
     def __init__(self, scorer: Scorer, *, retries: int) -> None:
         self._scorer = scorer
