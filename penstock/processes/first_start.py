@@ -37,7 +37,7 @@ class FirstStart:
     def __init__(
         self, place: Startable, deaths: Deaths, *, prepare: Callable[[], object] = lambda: None
     ) -> None:
-        """`deaths` keeps counting after the run has begun. `prepare` is called before each restart."""
+        """`deaths` keeps counting after the run has begun. `prepare` is called before each process starts."""
         self._place = place
         self._deaths = deaths
         self._prepare = prepare

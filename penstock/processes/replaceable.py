@@ -1,4 +1,4 @@
-"""A worker that can be replaced: its process is launched, started and watched, and when it ends another starts
+"""Lets a worker be replaced: its process is launched, started and watched, and after its end another can start
 under its name.
 
 The user of a `ReplaceableWorker` keeps the same object while the process in it changes. Each process has an
@@ -46,7 +46,7 @@ class ReplaceableWorker:
         self.answer: Any = None
         """The present process's answer to its first message."""
         self.last_death: WorkerDied | None = None
-        """The death of the present process if it ended by itself, else of the one before it."""
+        """How the latest process failed by itself; None if it has not."""
         self._given_up = ""
         """Why the present process was ended, where it did not end by itself."""
         self._there = asyncio.Event()

@@ -61,7 +61,8 @@ def wait_for_orphans(folder: Path, timeout_s: float = ORPHANS_S) -> None:
 
 
 def stacks_of(process: RunProcess) -> str:
-    """Return the Python stacks of its threads, the main thread last; "" when it does not write them in time."""
+    """Return the Python stacks of a worker's threads, the main thread last; "" when it does not write them in
+    time."""
     before = process.log.stat().st_size
     try:
         os.kill(process.pid, STACKS)

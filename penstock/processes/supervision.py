@@ -57,8 +57,8 @@ class Gathering:
             self._all_there.set()
 
     async def wait(self, worker: SupervisedWorker) -> None:
-        """Wait for the others. Raises the worker's death if it dies before all have started; a later death is
-        its supervisor's."""
+        """Arrive, then wait for the others. Raises the worker's death if it dies before all have started; a
+        later death is left to its supervisor."""
         self.arrive()
         try:
             await supervised(self._all_there.wait(), [worker])
