@@ -15,8 +15,8 @@ class LauncherConfig(Section):
     alone: ClassVar[str] = "kind"
 
     kind: str = "local"
-    """`local`: processes on this machine. `ray`: processes on the nodes of a Ray cluster; Ray chooses the nodes, and
-    nothing else goes through it. Or a launcher of your own by path (`file.py:NAME`, `module:NAME`)."""
+    """`local`: processes on this machine. `ray`: processes on the nodes of a Ray cluster; Ray chooses the nodes,
+    and nothing else goes through it. Or a launcher of your own by path (`file.py:NAME`, `module:NAME`)."""
     address: str = "auto"
     """With `ray`: the address of the cluster. `auto`: the cluster that this machine is a node of, as inside
     `ray job submit`. From a machine outside of it: `ray://HOST:10001`."""
