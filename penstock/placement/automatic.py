@@ -50,7 +50,7 @@ class Sites:
 
     @property
     def kinds_on_gpu(self) -> tuple[str, ...]:
-        """The kinds of workers that compute on a GPU."""
+        """Return the kinds of workers that compute on a GPU."""
         sides = {"trainer": self.trainer, "engine": self.engine}
         return tuple(kind for kind, site in sides.items() if site.is_gpu)
 
@@ -88,7 +88,7 @@ class Resolved:
 
     @property
     def is_told(self) -> bool:
-        """Whether anything was chosen that the user should see."""
+        """Return whether anything was chosen that the user should see."""
         return any(choice.is_told for choice in self.choices)
 
     @property

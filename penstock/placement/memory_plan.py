@@ -54,7 +54,7 @@ class MemoryPlan:
 
     @property
     def memory_share(self) -> float:
-        """The share of the GPU within which an engine sizes its cache."""
+        """Return the share of the GPU within which an engine sizes its cache."""
         return (self.engine - self.staged) / self.gpu.total_bytes
 
     def __str__(self) -> str:

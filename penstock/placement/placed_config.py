@@ -1,6 +1,6 @@
 """Settles a config before a run starts: its GPUs and their memory are shared out, and nothing in it is `auto`.
 
-the adapter's settings ─► GPUs of the machine ─► pools for trainer and engines ─► what is `auto` ─► memory of each GPU
+adapter ─► GPUs of the machine ─► pools for trainer and engines ─► what is `auto` ─► memory of each GPU
 """
 
 from collections.abc import Callable, Sequence

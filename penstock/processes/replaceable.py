@@ -54,7 +54,7 @@ class ReplaceableWorker:
 
     @property
     def channel(self) -> Channel:
-        """The channel to a process that has started."""
+        """Return the channel to the present process. Raises `ChannelClosed` before it has started."""
         if self._channel is None:
             raise ChannelClosed(f"worker {self.name} has not been started")
         return self._channel

@@ -252,11 +252,11 @@ class Revivable(Protocol):
 
     @property
     def is_needed(self) -> bool:
-        """Whether its death matters. A worker that was expelled may end."""
+        """Return whether its death matters. A worker that was expelled may end."""
 
     @property
     def is_replaceable(self) -> bool:
-        """Whether another process can take over its work."""
+        """Return whether another process can take over its work."""
 
     def lost(self) -> None:
         """Give up the work of the process, which is gone."""

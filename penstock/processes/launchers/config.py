@@ -66,10 +66,10 @@ class LauncherConfig(Section):
 
     @property
     def reaches_other_machines(self) -> bool:
-        """Whether workers may be on machines that share no memory with this one."""
+        """Return whether workers may be on machines that share no memory with this one."""
         return not self.is_local or bool(self.listen)
 
     @property
     def is_local(self) -> bool:
-        """Whether the workers that the run starts are on this machine."""
+        """Return whether the workers that the run starts are on this machine."""
         return launcher_kind(self.kind).on_this_machine
