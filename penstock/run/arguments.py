@@ -22,8 +22,8 @@ from penstock.usercode import describe_callable
 
 OneReward = str | Callable[..., Any] | tuple[str | Callable[..., Any], float]
 Rewards = OneReward | Iterable[OneReward] | Mapping[str, Any]
-"""A function or its path; `(function, weight)`; a list of these; or a mapping from names, `{"style": (function, 0.5)}`.
-A mapping with keys of the section `reward` is that section."""
+"""A function or its path; `(function, weight)`; a list of these; or a mapping from names to these,
+`{"style": (function, 0.5)}`. A mapping with keys of the section `reward` is that section."""
 
 FORMS = "a function, its path, (function, weight), a list of these, or a mapping from names to them"
 

@@ -23,7 +23,7 @@ class Beginning:
     """A `Beginning` is what a run starts its workers and its controller with."""
 
     prepared: Prepared
-    """The prepared run. If it was saved, its history has all versions issued, including those after the checkpoint."""
+    """The prepared run. The history of a saved one has every version issued, also those after its checkpoint."""
     tasks: TaskStream
     resume: Resume | None = None
     log: DurableGroupLog | None = None

@@ -1,6 +1,6 @@
 """Manages the engines of a run: each is watched and revived, and others join and leave while it trains.
 
-wanted: by the controller's own measure (`FleetSize`), by hand (`penstock scale`), or an engine that connects by itself
+wanted: by the controller's own measure (`FleetSize`), by hand (`penstock scale`), or an engine that joins by itself
 join:   start ─► the present weights, verified ─► requests
 leave:  no new requests ─► its requests end, or continue on other engines ─► its process ends
 """

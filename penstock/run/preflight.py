@@ -279,7 +279,7 @@ def new_run_folder(config: PenstockConfig) -> Path:
 
 
 def check_parent(folder: Path) -> None:
-    """Refuse a `run.folder` that is no folder, or that lies in something that is none."""
+    """Refuse a `run.folder` where it or one of its parents is not a folder."""
     for part in (folder, *folder.parents):
         rule = "must be a folder" if part == folder else "must lie in a folder"
         if os.path.isdir(part):

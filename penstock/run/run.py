@@ -177,7 +177,8 @@ class Run:
                 await collector.fetch()
 
     def _begin_tasks(self, beginning: Beginning) -> None:
-        """Prepare a new run's tasks: report what a crash would cost, and make step 0 resumable."""
+        """Subscribe the curriculum. A new run also reports what a crash would cost, and makes its step 0
+        resumable."""
         config, tasks = self._config, beginning.tasks
         if tasks.curriculum is not None:
             self._shown.stream.subscribe("curriculum", tasks.curriculum)

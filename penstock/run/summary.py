@@ -39,9 +39,9 @@ class Summary:
     train_reward_end: float | None
     """Mean training reward of the last steps."""
     trainer_idle: float
-    """The trainer's share of the training phase without work."""
+    """The share of the training phase in which the trainer was not busy."""
     engine_idle: float
-    """The engines' share of the training phase without work."""
+    """The share of the training phase in which engines were not busy, as their mean."""
     tokens: int
     """Tokens generated in the training phase."""
     tokens_per_s: float
