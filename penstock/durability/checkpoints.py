@@ -139,8 +139,11 @@ def open_checkpoint(checkpoint: Path) -> Progress:
 
 
 def newest_whole(run: Path, say: Callable[[str], None]) -> tuple[Path, Progress] | None:
-    """Return the newest checkpoint that is undamaged; None where there are no checkpoints yet. Damaged ones are
-    logged."""
+    """Return the newest checkpoint that is undamaged, and log the damaged ones; None where there are no
+    checkpoints yet.
+
+    `UserError` when all of them are damaged.
+    """
     first: UserError | OSError | None = None
     for path in reversed(checkpoints_of(run).values()):
         try:

@@ -27,8 +27,8 @@ SEGMENT_BYTES = 64 << 20
 COMMIT_BYTES = 16 << 20
 """A frame takes no further record past this, so that none grows without bound."""
 SPACING_S = 0.1
-"""Seconds between two commits that no caller waits for. A crash costs at most what came since the last one; a commit
-costs up to a millisecond of CPU time, most of it for waking threads."""
+"""Seconds between two commits that no caller waits for. A crash costs at most what came since the last one; a
+commit costs up to a millisecond of CPU time, most of it for waking threads."""
 SOON_S = 0.05
 """Seconds between two commits when a caller waits that can wait a moment."""
 
@@ -36,8 +36,8 @@ Runner = Callable[[Callable[[], None]], Awaitable[None]]
 Committed = Callable[[Sequence[T], int], None]
 """Called with the records of a durable commit, and their segment."""
 Encode = Callable[[Sequence[T]], list[bytes]]
-"""Returns the records of a commit that are worth keeping, each as bytes. It is not called in the writing thread, which
-would hold the interpreter lock while it waits for a core."""
+"""Returns the records of a commit that are worth keeping, each as bytes. It is not called in the writing thread,
+which would hold the interpreter lock while it waits for a core."""
 
 
 class JournalFailed(PenstockError):
