@@ -165,8 +165,8 @@ class DurableGroupLog:
             self.copies.group_ended(number)
 
     def _push_work(self, record: WorkProgressed) -> None:
-        """Push a record of work under way, and copy its blobs. Turns whose episode ends before this are copied
-        with the episode."""
+        """Push a record of work under way, and copy its blobs. Turns whose episode has already ended are copied
+        with the episode's record."""
         for part in record.turns:
             if self.copies is not None:
                 self.copies.keep_soon(part.group, blobs_of([part]))
@@ -256,8 +256,8 @@ async def open_log(
 
 @contextmanager
 def _writing_threads() -> Iterator[Runner]:
-    """Provide one thread that writes the journal and one that copies blobs, so that records reach the disk
-    although all other threads are busy."""
+    """Provide one thread that writes the journal and one that copies blobs, so that records reach the disk even
+    if all other threads are busy."""
     with ThreadPoolExecutor(max_workers=2, thread_name_prefix="journal") as pool:
 
         async def run(work: Callable[[], None]) -> None:

@@ -29,7 +29,7 @@ from penstock.tasks.stream import TaskStream
 
 
 def put_aside_other_history(folder: Path, step: int | None) -> Path | None:
-    """Rename a journal that a run can't resume with from `step`, and return its new path.
+    """Rename a journal that does not fit a run that resumes from `step`, and return its new path.
 
     Either it does not reach `step`, since the run continued without it, or it has removed groups that are
     needed there. With `step` None, any journal is renamed.

@@ -53,7 +53,7 @@ class Pools:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
-    """`Needs` says what the model needs, in bytes of one GPU."""
+    """`Needs` holds the model's memory needs, in bytes of one GPU."""
 
     num_parameters: int
     rank: Callable[[int], int]
@@ -83,8 +83,8 @@ def resolve_pools(
 
 
 def visible_gpus(pool: Sequence[int], environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variable that shows a worker these GPUs alone, as its `cuda:0` and so on; nothing without a
-    pool."""
+    """Return the environment variable that limits a worker to these GPUs, as its `cuda:0` and so on; nothing
+    without a pool."""
     if not pool:
         return {}
     visible = [name.strip() for name in environ.get(VISIBLE, "").split(",") if name.strip()]

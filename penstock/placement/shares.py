@@ -32,7 +32,7 @@ class Threads:
 def place_threads(
     *, cores: int, num_engines: int, max_staleness: int, engine: int = 0, trainer: int = 0, num_ranks: int = 1
 ) -> Threads:
-    """Return the threads of each engine process and of each rank of the trainer; 0 means: choose.
+    """Return the threads of each engine process and of each rank of the trainer. Arguments of 0 are chosen here.
 
     Synchronous training runs one phase at a time, so each may use every core. Otherwise both run at once: the
     trainer gets half of the cores and the engines share the other half.
@@ -56,7 +56,8 @@ class Environments:
 
 
 def scorer_environment(device: str, gpus: Sequence[Gpu], environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variable that shows a scoring worker its GPU alone, as its `cuda:0`; nothing for a CPU."""
+    """Return the environment variable that limits a scoring worker to its GPU, as its `cuda:0`; nothing for a
+    CPU."""
     kind, _, number = device.partition(":")
     if kind != "cuda":
         return {}

@@ -54,7 +54,7 @@ class Deaths:
 
     policy: RestartPolicy = field(default_factory=RestartPolicy)
     count: int = 0
-    """In a row."""
+    """Deaths in a row."""
     _back_at: float | None = None
     """When it came back after the last death; None while it has not."""
 
@@ -74,7 +74,7 @@ class Deaths:
 
 
 class Named(Protocol):
-    """A `Named` is a worker as messages name it."""
+    """A `Named` worker has the name and incarnation that events show."""
 
     @property
     def name(self) -> str: ...
@@ -108,7 +108,7 @@ class Restarts:
     async def until_back(
         self, cause: PenstockError, start: Callable[[], Awaitable[PenstockError | None]]
     ) -> WorkerDied | None:
-        """Restart until `start` returns None; it returns an error while the worker does not work.
+        """Restart until `start` returns None; an error that it returns means that the worker does not work yet.
 
         Returns the last death when the worker is given up.
         """
@@ -252,7 +252,7 @@ class Revivable(Protocol):
 
     @property
     def is_needed(self) -> bool:
-        """Return whether its death matters. A worker that was expelled may end."""
+        """Return whether the worker's death matters. A worker that was expelled may end."""
 
     @property
     def is_replaceable(self) -> bool:

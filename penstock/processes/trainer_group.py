@@ -123,8 +123,8 @@ def group_of(trainers: Sequence[Trainer] | TrainerGroup) -> TrainerGroup:
 
 
 def _rank_of(error: BaseException) -> int:
-    """Rank an error by how much it explains: a process that is gone, then one that knows what went wrong, then
-    those that could not reach another rank."""
+    """Return the sort key of an error, the most telling first: a process that is gone, then one that knows what
+    went wrong, then those that could not reach another rank."""
     if isinstance(error, TrainerLost):
         return 0
     if "another rank" in str(error) or isinstance(error, UpdateAbandoned):

@@ -34,7 +34,7 @@ class Evaluation:
 
     @property
     def missing(self) -> str:
-        """Return what a line about it ends with; "" when every task was scored."""
+        """Return what a log line about the evaluation ends with; "" when every task was scored."""
         if not self.num_failed:
             return ""
         tasks = "1 task" if self.num_failed == 1 else f"{self.num_failed} tasks"

@@ -75,7 +75,7 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def write_standing(folder: Path, lines: Sequence[str]) -> None:
-    """Write it without waiting for the disk. A failed write is ignored."""
+    """Write where the run stands, without waiting for the disk. A failed write is ignored."""
     unnamed = folder / f".{STANDING}.new"
     with contextlib.suppress(OSError):
         with open_private(unnamed, "wb") as file:

@@ -46,7 +46,7 @@ def frame(sequence: int, records: Sequence[bytes]) -> bytes:
 
 
 def has_header(name: str, data: bytes) -> bool:
-    """Return False when a crash cut the header off. Another format is refused."""
+    """Return whether the data has a header, which a crash may have cut off. Another format is refused."""
     if len(data) < HEADER_BYTES:
         return False
     magic, number = _HEADER.unpack_from(data)

@@ -30,7 +30,7 @@ SPACING_S = 0.1
 """Seconds between two commits that no caller waits for. A crash costs at most what came since the last one; a
 commit costs up to a millisecond of CPU time, most of it for waking threads."""
 SOON_S = 0.05
-"""Seconds between two commits when a caller waits that can wait a moment."""
+"""Seconds between two commits when the caller that waits can wait a moment."""
 
 Runner = Callable[[Callable[[], None]], Awaitable[None]]
 Committed = Callable[[Sequence[T], int], None]

@@ -22,7 +22,7 @@ class Worker(Protocol):
         """End the process now. Calls that wait for it fail with `ChannelClosed`."""
 
     def write_stacks(self) -> str | None:
-        """Ask it to write the Python stacks of its threads. Return the file, or None where it can't."""
+        """Ask the process to write the Python stacks of its threads. Return the file, or None where it can't."""
 
 
 class Launcher(Protocol):
