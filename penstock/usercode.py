@@ -84,7 +84,6 @@ def load_object(path: str, *, what: str) -> Any:
 
 
 def load_function(path: str, *, what: str) -> Callable[..., Any]:
-    """Load the function that `path` names."""
     function = load_object(path, what=what)
     if not callable(function):
         where, _, name = path.rpartition(":")

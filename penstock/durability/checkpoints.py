@@ -263,7 +263,6 @@ class Checkpoints:
         self._last = step
 
     async def write(self, stand: Resume) -> None:
-        """Begin a checkpoint, and wait until it is durable."""
         await self.begin(stand)
         await self.settle()
 

@@ -177,7 +177,6 @@ class DurableGroupLog:
         return self.journal.push(record)
 
     def _encode(self, records: Sequence[AttemptRecord]) -> list[bytes]:
-        """Encode all records of one commit."""
         self._before, self._after = self._after, self.attempts.standing
         return encode_commit(records)
 

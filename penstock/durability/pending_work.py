@@ -68,7 +68,6 @@ class PendingWork:
             self._record({group: pending})
 
     def close(self) -> None:
-        """Stop recording."""
         if self._timer is not None:
             self._timer.cancel()
 

@@ -298,7 +298,6 @@ def num_taken(section: EngineConfig, available: int) -> int:
 
 
 def cut(pool: Sequence[int], sizes: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """Cut the pool into groups of these sizes."""
     ends = [sum(sizes[: place + 1]) for place in range(len(sizes))]
     return tuple(tuple(pool[end - size : end]) for end, size in zip(ends, sizes, strict=True))
 

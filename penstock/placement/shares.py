@@ -70,7 +70,6 @@ def scorer_environment(device: str, gpus: Sequence[Gpu], environ: Mapping[str, s
 
 
 def shares_a_gpu(config: PenstockConfig, gpus: Sequence[Gpu]) -> bool:
-    """Return whether trainer and engines run on the same GPU."""
     sites = sites_of(config, gpus)
     return sites.share_a_gpu and sites.trainer.gpu is not None
 

@@ -110,7 +110,6 @@ class ReplaceableWorker:
         self._start = start
 
     async def restart(self) -> None:
-        """End the process if it still runs, and start another."""
         await self.end()
         await self.start()
 

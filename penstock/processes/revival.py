@@ -69,7 +69,6 @@ class Deaths:
         return self.policy.wait_s(self.count)
 
     def back(self, now: float) -> None:
-        """Note that the worker works again."""
         self._back_at = now
 
 

@@ -51,7 +51,6 @@ class Gathering:
         self._all_there = asyncio.Event()
 
     def arrive(self) -> None:
-        """Count one more that has started."""
         self._missing -= 1
         if not self._missing:
             self._all_there.set()
@@ -69,7 +68,6 @@ class Gathering:
 
 
 async def first_death(workers: Sequence[SupervisedWorker]) -> WorkerDied:
-    """Wait until any of the workers ends."""
     if not workers:
         await asyncio.Event().wait()
     watching = [asyncio.create_task(worker.died()) for worker in workers]

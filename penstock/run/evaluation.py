@@ -61,7 +61,6 @@ class Evaluator:
         )
 
     async def rewards(self) -> list[Rewards]:
-        """Return the rewards of each task, in order."""
         in_flight = asyncio.Semaphore(MAX_IN_FLIGHT)
 
         async def one(number: int, task: Task) -> Rewards:

@@ -120,8 +120,6 @@ class _RevivableEngine:
 
 
 class _Lines:
-    """A `_Lines` reader passes log lines on."""
-
     def __init__(self, log: Callable[[str], None]) -> None:
         self._log = log
 

@@ -19,8 +19,6 @@ from penstock.run.preflight import Prepared
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launchers:
-    """Holds the launchers that start the workers of a run."""
-
     own: Launcher
     joining: tuple[RemoteLauncher, Volunteers] | None
     """The launcher of engines that join from other machines; None where nothing listens for them."""

@@ -97,7 +97,6 @@ class Summary:
         )
 
     def _repr_html_(self) -> str:
-        """Return the summary as a table for notebooks."""
         cells = "".join(
             f"<tr><td>{html.escape(name)}</td><td>{html.escape(value)}</td></tr>"
             for name, value in self.rows()

@@ -110,8 +110,6 @@ class EngineMaker(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Workers:
-    """Holds the processes that a run needs."""
-
     engines: tuple[LaunchedEngine, ...]
     trainer: LaunchedTrainer
     blobs: BlobStore

@@ -183,6 +183,5 @@ class LocalLauncher:
 
 @asynccontextmanager
 async def open_local(parts: LauncherParts) -> AsyncIterator[Launcher]:
-    """Open a launcher of processes on this machine."""
     async with LocalLauncher(parts.folder / "logs", on_launch=parts.on_launch) as launcher:
         yield launcher

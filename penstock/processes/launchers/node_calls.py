@@ -32,8 +32,6 @@ class FilePiece(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """A `WorkerOrder` says which worker to start, and how."""
-
     name: str
     incarnation: int
     threads: int

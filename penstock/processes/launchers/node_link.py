@@ -60,7 +60,6 @@ class NodeLink:
         self._caring = asyncio.get_running_loop().create_task(self._care())
 
     async def start(self, order: WorkerOrder, files: UserFiles) -> None:
-        """Send the files and start the worker."""
         try:
             bundles = files.bundles()
             while bundle := await asyncio.to_thread(next, bundles, ()):

@@ -108,7 +108,6 @@ class PlacingActor:
     worker."""
 
     def run(self, arguments: list[str], token: str) -> AgentEnd:
-        """Start the agent and wait for its end."""
         environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
         reading, writing = os.pipe()
         os.write(writing, token.encode())

@@ -269,7 +269,6 @@ def _last_line(text: str) -> str:
 
 @asynccontextmanager
 async def open_ray(parts: LauncherParts) -> AsyncIterator[Launcher]:
-    """Open a launcher of workers on the nodes of the cluster at `launcher.address`."""
     config, files = parts.config, parts.files()
     host = await asyncio.to_thread(connect_to_ray, config.address, parts.environ, parts.log)
     take_back()
