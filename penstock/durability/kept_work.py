@@ -1,4 +1,4 @@
-"""Puts the journal between episodes and engines: turns and calls under way outlive the controller."""
+"""Puts the journal between episodes and engines, so that turns and calls under way survive the controller."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,12 +12,12 @@ from penstock.rollout.kept_calls import KeepCall, keep_nothing
 from penstock.rollout.kept_turns import KeptTurns
 
 RECORD_EVERY = 256
-"""Tokens between two pieces of recorded data that are kept while an answer is under way: each piece is a file."""
+"""Tokens between two pieces of recorded data that are kept while an answer is in progress: each piece is a file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptWork:
-    """What episodes are given: engines, and where their calls are told."""
+    """Holds what episodes use: engines, and where the answers of their calls are recorded."""
 
     engine: TokenSource
     keep_call: KeepCall = keep_nothing
@@ -32,7 +32,7 @@ def keep_work(
     records_routing: bool,
     say: Callable[[str], None],
 ) -> KeptWork:
-    """Engines as they are, where a run has no journal."""
+    """Record turns and calls in the journal. Where a run has none, return the engines as they are."""
     if log is None:
         return KeptWork(engine=engine)
     turns = KeptTurns(

@@ -1,9 +1,9 @@
-"""The GPU's memory, shared out before anything heavy is loaded.
+"""Shares out the GPU's memory before anything large is loaded.
 
     free ─ margin ─► trainer ─► published weights ─► engines: weights, staged update, workspace; the rest is cache
 
-The trainer's part is an estimate (`penstock.trainer.memory_estimate`); what it leaves is the engines'. What
-can't fit is a `UserError` that names the numbers and the settings that change them.
+The trainer's part is an estimate (`penstock.trainer.memory_estimate`); the engines get what it leaves. When
+this can't fit, a `UserError` gives the numbers and the settings that change them.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 CONTEXT_BYTES = int(0.6e9)
 """What the CUDA context takes in each process."""
 MARGIN = 0.03
-"""Of the GPU: what allocators leave unused between their blocks."""
+"""The share of the GPU that allocators leave unused between their blocks."""
 ENGINE_ALONE = 0.9
 SMALLER_STATES = {"float32": ("8bit", "cpu"), "8bit": ("cpu",), "cpu": ()}
 """Settings of `trainer.optimizer_states` that take less of the GPU."""
@@ -65,7 +65,7 @@ class _EngineSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan:
-    """Who gets how much of the engines' GPU, in bytes."""
+    """A `MemoryPlan` says how many bytes of the engines' GPU each process gets."""
 
     gpu: Gpu
     trainer: int
@@ -73,9 +73,9 @@ class MemoryPlan:
     engine: int
     """All that each engine may take."""
     cache: int
-    """What is left of it for the cache."""
+    """What is left of `engine` for the cache."""
     staged: int
-    """What each engine must keep free for an update that it stages."""
+    """What each engine must keep free for a staged update."""
     num_engines: int
     kv_bytes_per_token: int
     rank: int = 0
@@ -84,7 +84,7 @@ class MemoryPlan:
 
     @property
     def memory_share(self) -> float:
-        """Within which an engine sizes its cache."""
+        """Return the share of the GPU within which an engine sizes its cache."""
         return (self.engine - self.staged) / self.gpu.total_bytes
 
     def __str__(self) -> str:
@@ -105,8 +105,10 @@ class MemoryPlan:
 def plan_memory(
     config: PenstockConfig, outline: "Outline", gpus: Sequence[Gpu], *, longest: int
 ) -> MemoryPlan | None:
-    """Share out the GPUs, or say what does not fit. `longest` is the longest sequence that is expected.
-    None where the engines run on no GPU that is known."""
+    """Share out the GPUs, or raise what does not fit. `longest` is the longest sequence that is expected.
+
+    None where the engines run on no GPU that is known.
+    """
     sites = sites_of(config, gpus)
     needed, published = 0, 0
     if sites.trainer.gpu is not None:
@@ -121,9 +123,12 @@ def plan_memory(
 
 
 def rank_bytes(config: PenstockConfig, outline: "Outline", *, longest: int, shards: int) -> int:
-    """What a rank takes of its GPU: its part of what is held all the time, and all of what a step needs besides.
-    Split weights come together for the layer that computes and for the next one, or all of them
-    (`trainer.gather`)."""
+    """Estimate what a rank takes of its GPU: its part of the persistent state, and all of what a step needs
+    besides.
+
+    Split weights are gathered for the layer that computes and the next one, or all at once
+    (`trainer.gather`).
+    """
     estimate = estimate_trainer(config, outline, longest=longest)
     if shards == 1:
         return CONTEXT_BYTES + estimate.total
@@ -134,7 +139,7 @@ def rank_bytes(config: PenstockConfig, outline: "Outline", *, longest: int, shar
 
 
 def ranks_have_room(config: PenstockConfig, outline: "Outline", gpus: Sequence[Gpu], *, longest: int) -> bool:
-    """Whether ranks on GPUs of their own can do what the config asks."""
+    """Return whether ranks on GPUs of their own have room for what the config asks."""
     sites = sites_of(config, gpus)
     if sites.trainer.gpu is None or sites.share_a_gpu:
         return False
@@ -142,7 +147,7 @@ def ranks_have_room(config: PenstockConfig, outline: "Outline", gpus: Sequence[G
 
 
 def _of_rank(config: PenstockConfig, outline: "Outline", longest: int) -> tuple[int, int]:
-    """What a rank takes, and its part of the published weights."""
+    """Return what a rank takes, and its part of the published weights."""
     shards = num_shards(config)
     return rank_bytes(config, outline, longest=longest, shards=shards), published_bytes(
         config, outline
@@ -150,7 +155,8 @@ def _of_rank(config: PenstockConfig, outline: "Outline", longest: int) -> tuple[
 
 
 def needs_of(config: PenstockConfig, outline: "Outline", gpus: Sequence[Gpu], *, longest: int) -> Needs:
-    """What the model needs of GPUs, for `resolve_pools`. What `auto` will mean there depends on no pool."""
+    """Return what the model needs of GPUs, for `resolve_pools`. The values of `auto` that matter here depend on
+    no pool."""
     chosen = resolve_auto(config, gpus, num_parameters=outline.num_parameters).config
     return Needs(
         num_parameters=outline.num_parameters,
@@ -162,8 +168,10 @@ def needs_of(config: PenstockConfig, outline: "Outline", gpus: Sequence[Gpu], *,
 def estimate_trainer(
     config: PenstockConfig, outline: "Outline", *, longest: int, states: str | None = None
 ) -> "MemoryEstimate":
-    """What the trainer takes besides `CONTEXT_BYTES`, as it is configured or with other optimizer states. What is
-    held all the time is counted whole; of a row, a rank runs what `trainer.parallel.context` leaves it."""
+    """Estimate what the trainer takes besides `CONTEXT_BYTES`, as configured or with other optimizer `states`.
+
+    Persistent state is counted whole; of a row, a rank runs what `trainer.parallel.context` leaves it.
+    """
     from penstock.trainer.memory_estimate import estimate_bytes
 
     section = config.trainer
@@ -174,8 +182,10 @@ def estimate_trainer(
 
 
 def published_bytes(config: PenstockConfig, outline: "Outline") -> int:
-    """Snapshots of the weights that lie on the GPU between trainer and engines. Below an adapter there is one of
-    the weights that stay, which engines take at the start."""
+    """Return the size of the snapshots of weights that lie on the GPU between trainer and engines.
+
+    With an adapter there is also one snapshot of the frozen weights, which engines read at the start.
+    """
     if not transport_of(config.sync.transport).snapshots_on_gpu:
         return 0
     once = outline.num_parameters if outline.num_adapter_parameters else 0
@@ -193,7 +203,7 @@ def _check_trainer(
     advice = f"{_smaller_trainer(config, longest)} or {shard}"
 
     def held(states: str | None = None) -> int:
-        """What each rank holds all the time."""
+        """Return what each rank holds all the time."""
         return estimate_trainer(config, outline, longest=longest, states=states).resident // num_shards(
             config
         )
@@ -267,8 +277,8 @@ def _share_out(
 
 
 def _adapters(own: "_EngineSettings", outline: "Outline") -> int:
-    """Numbers that an engine holds for adapters: the matrices of all its slots, or the weights that one is merged
-    into a second time."""
+    """Return how many numbers an engine holds for adapters: the matrices of all slots, or a second copy of the
+    weights where one is merged."""
     if not outline.num_adapter_parameters:
         return 0
     if own.adapters == "merged":
@@ -299,7 +309,7 @@ def _smaller_trainer(config: PenstockConfig, longest: int) -> str:
     else:  # one sequence is a micro-batch by itself
         knobs.append(f"trainer.parallel.context above {config.trainer.parallel.context}")
     if transport_of(config.sync.transport).snapshots_on_gpu:
-        # Below an adapter nearly all of it is the weights that engines take once, at the start.
+        # With an adapter, nearly all of it is the frozen weights that engines read once, at the start.
         knobs += ["sync.transport=shared_memory"] if config.model.trains_adapter else []
         knobs += ["sync.slots=1"] if config.sync.slots > 1 and not config.model.trains_adapter else []
     return "set " + " or ".join(knobs)

@@ -1,5 +1,5 @@
-"""An evaluation without training: engines and scorers, no trainer, no run folder; and what it amounts to, the mean
-reward and pass@k."""
+"""Evaluates a model without training, with engines and scorers but no trainer and no run folder, and computes
+the mean reward and pass@k."""
 
 import asyncio
 import math
@@ -86,7 +86,7 @@ def prepare_evaluation(
 
 
 async def evaluate(prepared: Prepared, log: Callable[[str], None] = lambda line: None) -> list[Rewards]:
-    """The rewards of every held-out task's answers."""
+    """Return the rewards of every held-out task's answers."""
     stream = EventStream(asyncio.get_running_loop())
     stream.subscribe("log", _Lines(log))
     events, policy = stream.of("controller"), RestartPolicy(max_deaths=prepared.config.run.restarts + 1)
@@ -101,7 +101,7 @@ async def evaluate(prepared: Prepared, log: Callable[[str], None] = lambda line:
 
 
 class _RevivableEngine:
-    """`penstock.processes.revival.Revivable` of an engine whose weights never change."""
+    """Implements `penstock.processes.revival.Revivable` for an engine whose weights never change."""
 
     is_needed = is_replaceable = True
 
@@ -120,8 +120,6 @@ class _RevivableEngine:
 
 
 class _Lines:
-    """A reader that passes lines on."""
-
     def __init__(self, log: Callable[[str], None]) -> None:
         self._log = log
 
@@ -134,7 +132,7 @@ class _Lines:
 
 
 def _engines(launcher: Launcher, prepared: Prepared) -> list[LaunchedEngine]:
-    """Not started."""
+    """Make the engines, without starting them."""
     section = prepared.config.engine
     threads = place_threads(
         cores=usable_cores(), num_engines=len(section.members), max_staleness=0, engine=section.threads
@@ -171,8 +169,11 @@ async def _evaluate_on(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationReport:
-    """`error` is the standard error of the mean over tasks. `pass_at[k]` is the chance that at least one of k
-    answers to a task is correct."""
+    """Holds the result of an evaluation.
+
+    `error` is the standard error of the mean over tasks. `pass_at[k]` is the chance that at least one of k
+    answers to a task is correct.
+    """
 
     reward: float
     error: float
@@ -182,19 +183,23 @@ class EvaluationReport:
     num_failed: int
     """Tasks that could not be generated or scored; they count nowhere else."""
     failure: str = ""
-    """What went wrong with the first of them."""
+    """Why the first of them failed."""
 
 
 def pass_at(k: int, *, num: int, num_correct: int) -> float:
-    """Without bias from `num` >= k answers: the share of all choices of k among them that hold a correct one."""
+    """Estimate pass@k without bias from `num` >= k answers: the share of all choices of k of them that hold a
+    correct one."""
     return 1.0 - math.comb(num - num_correct, k) / math.comb(num, k)
 
 
 def report_of(
     rewards: Sequence[Sequence[float] | PenstockError], *, samples: int, correct: float
 ) -> EvaluationReport:
-    """`rewards` has the answers' rewards by task, or why the task failed. An answer is correct from a reward of
-    `correct` on; one that has no reward, since its episode failed, is wrong."""
+    """Summarise the rewards of each task's answers, or the error of a task that failed.
+
+    An answer is correct from a reward of `correct` on; an answer without a reward, since its episode failed,
+    is wrong.
+    """
     scored = [values for values in rewards if not isinstance(values, PenstockError)]
     means = [sum(values) / len(values) for values in scored]
     hits = [sum(value >= correct for value in values) for values in scored]
@@ -212,7 +217,7 @@ def report_of(
 
 
 def _powers(samples: int) -> list[int]:
-    """1, 2, 4, … and the number of answers itself."""
+    """Return 1, 2, 4, … and the number of answers itself."""
     return sorted({*(1 << bit for bit in range(samples.bit_length())), samples})
 
 

@@ -1,4 +1,4 @@
-"""Where workflows run: in the controller, or in worker processes that can be replaced."""
+"""Starts what runs workflows: the controller itself, or worker processes that can be replaced."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
@@ -29,8 +29,10 @@ from penstock.usercode import is_command, search_path
 async def start_episodes(
     launcher: Launcher, prepared: Prepared, work: KeptWork, care: PoolCare | None = None
 ) -> EpisodeRunner:
-    """Worker processes where `rollout.workers` asks for them and there is code of the user's that they can load.
-    Episodes that could not reach something are run again."""
+    """Start worker processes where `rollout.workers` asks for them and they can load the user's workflow.
+
+    Episodes that could not reach a service are retried.
+    """
     calls = CallsSoFar(work.keep_call)
     work = replace(work, keep_call=calls.keep)
     episodes = await _start(launcher, prepared, work, care)
@@ -65,7 +67,7 @@ async def _start(
 
 
 def retry_words(episode: Episode, count: int, wait_s: float) -> str | None:
-    """What to tell a person of the first episode that is run again, of the tenth, the hundredth, and so on."""
+    """Return a log line for the first episode that is retried, the tenth, the hundredth, and so on."""
     if count != 10 ** (len(str(count)) - 1):
         return None
     return (
@@ -75,14 +77,14 @@ def retry_words(episode: Episode, count: int, wait_s: float) -> str | None:
 
 
 def _is_loadable(prepared: Prepared) -> bool:
-    """Whether the run or a task names a workflow, and none is there that has no name."""
+    """Return whether the run or a task names a workflow, and none exists only in this process."""
     if prepared.workflow is not None:
         return prepared.config.rollout.workflow is not None
     return any(task.workflow is not None for task in (*prepared.tasks, *prepared.heldout))
 
 
 def _names_a_command(prepared: Prepared) -> bool:
-    """An agent needs a process that answers it."""
+    """Return whether a workflow is a command, which needs a process that answers it."""
     named = {prepared.config.rollout.workflow}
     named |= {task.workflow for task in (*prepared.tasks, *prepared.heldout)}
     return any(path is not None and is_command(path) for path in named)
@@ -98,7 +100,8 @@ def _running_in(place: ReplaceableWorker) -> Callable[[Sequence[EpisodeSpec]], A
 
 
 def rollout_place(launcher: Launcher, name: str, prepared: Prepared, work: KeptWork) -> ReplaceableWorker:
-    """Its episodes ask for turns over the channel that it is reached by: both sides serve."""
+    """Make a rollout worker. Its episodes request turns over the channel by which it is called: both sides
+    serve."""
     start = RolloutStart(
         model=prepared.model,
         trust_remote_code=prepared.config.model.trust_remote_code,
