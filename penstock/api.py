@@ -185,7 +185,7 @@ class RunRequest:
         for note in self.notes:
             events.log(note)
         if self.saved is not None:
-            events.log(f"going on from step {self.saved.progress.step} of {run.steps}")
+            events.log(f"resuming from step {self.saved.progress.step} of {run.steps}")
         try:
             yield shown
         finally:

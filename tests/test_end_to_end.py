@@ -395,7 +395,7 @@ def test_a_run_goes_on_from_its_checkpoint_when_its_trainer_is_killed(project: P
     victim = child_of(process, "trainer")
     victim.kill()
     read_until(process, f"worker trainer (pid {victim.pid}) was killed by SIGKILL", "it is started again")
-    (line,) = read_until(process, "the trainer goes on from step")[-1:]
+    (line,) = read_until(process, "the trainer resumes from step")[-1:]
     read_until(process, "trainer is back at work")
     read_until(process, " step ")
     process.send_signal(signal.SIGINT)
@@ -588,7 +588,7 @@ def test_a_run_goes_on_from_its_last_checkpoint(project: Path) -> None:
     assert (run / "checkpoints" / "latest").readlink() == Path("step-6")
     first = rows[:step] + undone  # of the first session
     assert first[2]["checkpoint_stall_ms"] > 0
-    # Told with the step after it, so by no row where the first took the disk as long as all other steps.
+    # Subscription with the step after it, so by no row where the first took the disk as long as all other steps.
     assert any(row.get("checkpoint_write_s", 0) > 0 for row in first) or found == [2, 6]
     weights = load_file(run / "model" / "model.safetensors")
     saved = load_file(run / "checkpoints" / "step-6" / "model" / "model.safetensors")
@@ -636,7 +636,7 @@ def test_a_run_that_was_killed_goes_on(project: Path, capsys: pytest.CaptureFixt
         with pytest.raises(SystemExit) as ended:
             main(["resume", "runs/run"])
         assert ended.value.code == 2
-        assert "is in use by a run that is still going on" in capsys.readouterr().err
+        assert "is in use by a run that is still running" in capsys.readouterr().err
     finally:
         process.kill()
         process.communicate(timeout=60)

@@ -29,8 +29,8 @@ from penstock.records import (
 )
 from penstock.rollout.episode_rollout import Rollout
 from penstock.rollout.episode_spec import place_of
-from penstock.rollout.kept_calls import KeepCall
-from penstock.rollout.kept_turns import key_of
+from penstock.rollout.replayed_calls import KeepCall
+from penstock.rollout.replayed_turns import key_of
 
 FIRST_TOKEN = 1000
 """Smaller ids are of prompts."""

@@ -73,7 +73,7 @@ class Registry(Generic[Function]):
             return cast(Function, load_function(name, what=self.kind))
         if name not in self._functions:
             raise ConfigError(
-                f"unknown {self.kind} {name!r}; {_hint(name, self.names())} (one of your own is named by path: "
+                f"unknown {self.kind} {name!r}; {_hint(name, self.names())} (name your own by path: "
                 "module:function or file.py:function)"
             )
         return self._functions[name]

@@ -30,7 +30,7 @@ MESSAGE_BYTES = 8 << 20
 
 
 class WorkerPool(Generic[Call, Answer]):
-    """Holds workers that are already started, each with the number of messages that it takes at once. `told` is
+    """Holds workers that are already started, each with the number of messages that it takes at once. `report` is
     called for each task that is found to end its process."""
 
     def __init__(
@@ -40,7 +40,7 @@ class WorkerPool(Generic[Call, Answer]):
         *,
         start_s: float = START_S,
         max_deaths: int = MAX_DEATHS_IN_A_ROW,
-        told: Callable[[str], None] = lambda words: None,
+        report: Callable[[str], None] = lambda words: None,
     ) -> None:
         if not workers:
             raise ValueError(f"a pool needs at least one {kind.worker} worker, got none")
@@ -48,7 +48,7 @@ class WorkerPool(Generic[Call, Answer]):
         self._kind = kind
         self._start_s = start_s
         self._max_deaths = max_deaths
-        self._told = told
+        self._report = report
         self._waiting: list[AskedCall[Call, Answer]] = []
         """In the order in which they came, including those that run again."""
         self._numbers = itertools.count()
@@ -294,7 +294,7 @@ class WorkerPool(Generic[Call, Answer]):
             self._count_death(place, error)
         had = [one for attempts in place.messages.values() for one in attempts if not one.answer.done()]
         if had and (deed := self._suspects.died(had, place.half, str(error))) is not None:
-            self._told(deed)
+            self._report(deed)
             self._count_task(deed, error)
         for attempt in had:
             attempt.detail = getattr(error, "detail", "")

@@ -6,7 +6,7 @@ It handles signals before anything heavy is imported.
 import gc
 import sys
 
-from penstock.cli.early_signals import Stopped, ending_at_once
+from penstock.cli.early_signals import Stopped, stopping_on_signals
 
 __all__ = ["main"]
 
@@ -18,7 +18,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the `penstock` command."""
     gc.set_threshold(*SELDOM)
     try:
-        with ending_at_once("stopped"):
+        with stopping_on_signals("stopped"):
             from penstock.cli.main import main as run_command
 
             run_command(arguments)

@@ -29,7 +29,7 @@ def diagnose(name: str) -> Iterator[str]:
     is_live, processes = is_held(folder), processes_of_run(folder)
     quiet_s = _quiet_s(folder)
     ended_early = None if is_live else _ended_early(folder)
-    yield f"{folder}: {'goes on' if is_live else _how_it_ended(ended_early)}"
+    yield f"{folder}: {'is running' if is_live else _how_it_ended(ended_early)}"
     yield from _progress(folder, quiet_s)
     if is_live or ended_early is None:
         yield from _standing(folder)
@@ -37,7 +37,7 @@ def diagnose(name: str) -> Iterator[str]:
         yield f"{process.name} (pid {process.pid}) {process.state}"
         yield from _frames(process)
     if not is_live:
-        yield from _last_words(folder)
+        yield from _log_tails(folder)
     causes = list(_usual_causes(folder, processes, is_live=is_live, quiet_s=quiet_s))
     if causes:
         yield from causes
@@ -99,7 +99,7 @@ def _frames(process: RunProcess) -> Iterator[str]:
         yield f"    {plain_line(line.strip())}"
 
 
-def _last_words(folder: Path) -> Iterator[str]:
+def _log_tails(folder: Path) -> Iterator[str]:
     for log in sorted((folder / "logs").glob("*.log")):
         lines = log.read_text(errors="replace").splitlines()[-LAST_LINES:]
         if lines:
@@ -114,9 +114,9 @@ def _usual_causes(
         if "SIGSTOP" in process.state:
             yield f"{process.name} is stopped: `kill -CONT {process.pid}`, or wait for run.freeze_s"
     if shutil.disk_usage(folder).free < LITTLE_BYTES:
-        yield f"the disk of {folder} is full: make room, and the run goes on"
+        yield f"the disk of {folder} is full: make room, and the run continues"
     if not is_live and checkpoints_of(folder) and _ended_early(folder) is not False:
-        yield f"`penstock resume {folder}` goes on from step {max(checkpoints_of(folder))}"
+        yield f"`penstock resume {folder}` resumes from step {max(checkpoints_of(folder))}"
     if is_live and not {"trainer"} <= {process.name for process in processes}:
         yield "there is no trainer now: the run starts, or starts another one"
     if is_live and quiet_s is not None and quiet_s > QUIET_S:

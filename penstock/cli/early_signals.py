@@ -19,7 +19,7 @@ class Stopped(PenstockError):
 
 
 @contextmanager
-def ending_at_once(sentence: str) -> Iterator[None]:
+def stopping_on_signals(sentence: str) -> Iterator[None]:
     """Handle signals around a whole command. A session inside sets its own handlers, and removes them when it
     has ended."""
     before = {number: signal.signal(number, signal.default_int_handler) for number in _answerable()}

@@ -101,7 +101,7 @@ def _lines_of(record: AttemptRecord) -> Iterator[str]:
             yield f"  admitted: task {plain_line(record.task_id)}, at most {record.ticket.bound} updates old"
             yield from _text(_prompt(record.prompt))
         case GroupResumed():
-            yield "  goes on after a restart"
+            yield "  resumes after a restart"
         case EpisodeEnded():
             yield from _episode(record.episode, None)
         case GroupGenerated():

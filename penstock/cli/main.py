@@ -12,7 +12,7 @@ from typer.core import TyperGroup
 
 from penstock import __version__
 from penstock.cli.bench import bench
-from penstock.cli.early_signals import Stopped, ending_at_once
+from penstock.cli.early_signals import Stopped, stopping_on_signals
 from penstock.cli.model_commands import evaluate, export, generate, serve
 from penstock.cli.reading_commands import doctor, report, samples, trace, view
 from penstock.cli.training_commands import chaos, init, list_entries, resume, scale, simulate, train, worker
@@ -25,11 +25,11 @@ class Commands(TyperGroup):
     """Ends a command with a sentence on `KeyboardInterrupt`, where typer would end it silently."""
 
     def make_context(self, *arguments: Any, **options: Any) -> Any:
-        with ending_at_once("stopped"):
+        with stopping_on_signals("stopped"):
             return super().make_context(*arguments, **options)
 
     def invoke(self, ctx: Any) -> Any:
-        with ending_at_once("stopped"):
+        with stopping_on_signals("stopped"):
             return super().invoke(ctx)
 
 
@@ -83,7 +83,7 @@ def main(arguments: list[str] | None = None, *, commands: typer.Typer = app, nam
         _complain(f"the disk is full ({error}); make room, and give the same command again", debug)
         sys.exit(2)
     finally:
-        _leave_closed_output()
+        _flush_stdout()
 
 
 def _show_what_the_terminal_can() -> None:
@@ -94,7 +94,7 @@ def _show_what_the_terminal_can() -> None:
             stream.reconfigure(errors="replace")
 
 
-def _leave_closed_output() -> None:
+def _flush_stdout() -> None:
     """Flush stdout here: Python flushes it at exit, and would complain there if its reader has left."""
     try:
         sys.stdout.flush()

@@ -112,8 +112,8 @@ class Watcher:
         return status if is_running else replace(status, left_s=None)
 
     def _new_lines(self) -> list[LogLine]:
-        told, self._num_lines = self._num_lines, len(self._run.lines)
-        return self._run.lines[-KEPT_LINES:] if told is None else self._run.lines[told:]
+        shown, self._num_lines = self._num_lines, len(self._run.lines)
+        return self._run.lines[-KEPT_LINES:] if shown is None else self._run.lines[shown:]
 
     def _tell_drops(self) -> None:
         """Log the first drop of each reason, as `train` does."""

@@ -21,7 +21,7 @@ LOOK_AGAIN_S = 0.1
 def scale_run(name: str, wish: str) -> str:
     folder, request = run_folder(name), read_wish(wish)
     if not is_held(folder):
-        raise UserError(f"{folder} does not go on; penstock scale is for a run that trains now")
+        raise UserError(f"{folder} is not running; penstock scale is for a run that trains now")
     request_engines(folder, request)
     return f"{folder}: {_wait_for_answer(folder)}"
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock import __version__
-from penstock.cli.early_signals import ending_at_once
+from penstock.cli.early_signals import stopping_on_signals
 from penstock.cli.shared_arguments import Debug, Overrides, Run, file_and_words
 from penstock.errors import PenstockError, UserError
 
@@ -29,7 +29,7 @@ def train(
     debug: Debug = False,
 ) -> None:
     """Train a model. Without arguments, train a tiny built-in model on a built-in task, offline."""
-    with ending_at_once(NO_MODEL):
+    with stopping_on_signals(NO_MODEL):
         _say_that_it_starts()
         from penstock.api import DEMO, run
         from penstock.config.loader import load_config
@@ -57,7 +57,7 @@ def resume(
     debug: Debug = False,
 ) -> None:
     """Resume a run in its folder from its last checkpoint and its journal; run.steps=N makes it longer."""
-    with ending_at_once(NO_MODEL):
+    with stopping_on_signals(NO_MODEL):
         _say_that_it_starts()
         from penstock.api import run
         from penstock.cli.export import read_step

@@ -16,6 +16,6 @@ def refuse_auto(settings: Mapping[str, object]) -> None:
     unresolved = [name for name, value in settings.items() if value == AUTO]
     if unresolved:
         raise ConfigError(
-            f"a worker must be told a value for {' and '.join(unresolved)}, got 'auto'; resolve the config before "
+            f"a worker needs a value for {' and '.join(unresolved)}, got 'auto'; resolve the config before "
             "(penstock.placement.automatic)"
         )

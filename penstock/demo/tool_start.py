@@ -89,9 +89,9 @@ def conversation(recipe: ToolRecipe, rng: random.Random) -> tuple[list[int], lis
     written = [_noisy(str(number), recipe, rng) for number in (a, b)]
     say(CALL, *written[0], AND, *written[1], CLOSE)
     result = str(int(written[0]) + int(written[1]))
-    told = _ids([TOOL, *result, END, ASSISTANT])
-    token_ids += told
-    targets += [IGNORED] * len(told)
+    result_ids = _ids([TOOL, *result, END, ASSISTANT])
+    token_ids += result_ids
+    targets += [IGNORED] * len(result_ids)
     say(*_noisy(result, recipe, rng))
     return token_ids, targets
 

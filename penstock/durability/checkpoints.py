@@ -297,7 +297,7 @@ class Checkpoints:
 
     def _tell_failure(self, step: int, error: Exception) -> None:
         events = self._events
-        events.log(f"the checkpoint of step {step} could not be written: {error}; the run goes on")
+        events.log(f"the checkpoint of step {step} could not be written: {error}; the run continues")
         events.emit(CheckpointEvent(process=events.process, time=events.now(), step=step, failure=str(error)))
 
     def _progress(self, point: Resume) -> Progress:

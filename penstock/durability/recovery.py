@@ -75,7 +75,7 @@ async def recover(
         partial={number: _partial(one, log) for number, one in running.items()},
         lost=back.lost,
     )
-    attempts.let_go()
+    attempts.forget_contents()
     return resume
 
 

@@ -41,7 +41,7 @@ def read_facts(run: Path) -> RunFacts:
     except FileNotFoundError:
         return RunFacts()
     except (OSError, msgspec.MsgspecError) as error:
-        raise UserError(f"{path} can't be read ({error}); remove it to go on without it") from error
+        raise UserError(f"{path} can't be read ({error}); remove it to continue without it") from error
     raise UserError(
         f"the run folder {run} has format {number}, and this Penstock reads format {FORMAT}; use the version of "
         "Penstock that wrote it"

@@ -18,7 +18,7 @@ REMEMBERED = 4096
 
 
 @dataclass(slots=True, eq=False)
-class AtWork:
+class RunningPrompt:
     """Counts the requests with one prompt that are running on one engine."""
 
     member: Member
@@ -31,7 +31,7 @@ class EngineChoice:
     def __init__(self) -> None:
         self._homes: OrderedDict[str | bytes, Member] = OrderedDict()
         """The engine of each prompt and each request."""
-        self._at_work: dict[bytes, AtWork] = {}
+        self._at_work: dict[bytes, RunningPrompt] = {}
         """The requests that are running, by prompt."""
 
     def forget(self, member: Member) -> None:
@@ -58,16 +58,16 @@ class EngineChoice:
             self._homes.popitem(last=False)
         return home
 
-    def begin(self, request: GenerateRequest, member: Member) -> AtWork:
+    def begin(self, request: GenerateRequest, member: Member) -> RunningPrompt:
         prompt = prompt_of(request)
         at_work = self._at_work.get(prompt)
         if at_work is None or at_work.member is not member:
-            at_work = self._at_work[prompt] = AtWork(member)
+            at_work = self._at_work[prompt] = RunningPrompt(member)
         at_work.count += 1
         member.load += 1
         return at_work
 
-    def end(self, request: GenerateRequest, at_work: AtWork) -> None:
+    def end(self, request: GenerateRequest, at_work: RunningPrompt) -> None:
         at_work.count -= 1
         at_work.member.load -= 1
         prompt = prompt_of(request)

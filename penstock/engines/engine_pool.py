@@ -157,7 +157,7 @@ class EnginePool:
         answer, is_void = AnswerSoFar(request), False
         while not answer.is_over:
             if not self._serving():
-                await self._anybody(serving=True)
+                await self._wait_for_engine(serving=True)
             member, is_lost = self._choice.find(request, self._serving()), False
             at_work = self._choice.begin(request, member)
             try:
@@ -203,7 +203,7 @@ class EnginePool:
         engines that already have the update."""
         begun = (update.policy, update.version)
         while True:
-            await self._anybody()
+            await self._wait_for_engine()
             async with self._updating:
                 if not self._members:
                     continue
@@ -246,7 +246,7 @@ class EnginePool:
 
     async def reports(self) -> list[EngineReport]:
         while True:
-            await self._anybody()
+            await self._wait_for_engine()
             members = self._present()
             asking = (member.engine.report() for member in members)
             answers = await asyncio.gather(*asking, return_exceptions=True)
@@ -315,7 +315,7 @@ class EnginePool:
     def _serving(self) -> list[Member]:
         return [member for member in self._members.values() if not member.is_lost]
 
-    async def _anybody(self, *, serving: bool = False) -> None:
+    async def _wait_for_engine(self, *, serving: bool = False) -> None:
         """Wait for an engine, or with `serving` for one that takes requests. Raise if none will join."""
         while self._awaited or (serving and self._members):
             if self._serving() if serving else self._members:

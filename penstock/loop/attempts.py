@@ -162,7 +162,7 @@ class Attempts:
         for watch in self.watchers:
             watch(record)
 
-    def let_go(self) -> None:
+    def forget_contents(self) -> None:
         """Forget the groups themselves: the buffer has them now."""
         for attempt in self.by_number.values():
             attempt.scored = attempt.partial = None
@@ -220,7 +220,7 @@ class Attempts:
     def _resume(self, record: GroupResumed) -> None:
         for attempt in self._known((record.number,)):
             if attempt.state not in UNDER_WAY:
-                raise ValueError(f"group {record.number} is {attempt.state}, so it can't go on")
+                raise ValueError(f"group {record.number} is {attempt.state}, so it can't be resumed")
             attempt.state, attempt.began_s = ISSUED, self._moment()
 
     def _end_episode(self, record: EpisodeEnded) -> None:

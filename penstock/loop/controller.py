@@ -159,7 +159,7 @@ class Controller:
                 self._checkpoints.rolled_back(step)
             self.sync.resume()
         self._events.log(
-            f"the trainer goes on from step {step}: {undone} steps are undone, {len(returned)} of their groups are "
+            f"the trainer resumes from step {step}: {undone} steps are undone, {len(returned)} of their groups are "
             "trained again"
         )
         await self._deliver_start()

@@ -37,7 +37,7 @@ class Delivered:
 
 class LoopEvents(Protocol):
     """Hears what happens in the loop (`penstock.run.controller_events.ControllerEvents`). The stages of groups
-    are not told here: they follow from the records."""
+    do not come here: they follow from the records."""
 
     def now(self) -> float: ...
 

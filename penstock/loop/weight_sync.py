@@ -315,7 +315,7 @@ class WeightSync:
         for name, num_requests in expelled.items():
             self._events.log(
                 f"{name} leaves the run: it could not be brought to version {version} in {num_failed} attempts "
-                f"({_briefly(failure)}); others go on with its {num_requests} requests"
+                f"({_briefly(failure)}); others continue with its {num_requests} requests"
             )
 
     async def _attempt(self, offer: Offer, *, full: bool) -> Delivered:
@@ -347,7 +347,7 @@ def _briefly(failure: PenstockError) -> str:
     return str(failure).partition("; ")[0] if isinstance(failure, FingerprintMismatch) else str(failure)
 
 
-LAST_WORDS_S = 1.0
+ANSWER_GRACE_S = 1.0
 """How long a failed sender waits for the engines' answers: one that died says more than a closed connection."""
 
 
@@ -361,7 +361,7 @@ async def send_and_take(
     try:
         await asyncio.wait(both, return_when=asyncio.FIRST_EXCEPTION)
         if not taking.done():
-            await asyncio.wait([taking], timeout=LAST_WORDS_S)
+            await asyncio.wait([taking], timeout=ANSWER_GRACE_S)
     finally:
         for task in both:
             task.cancel()

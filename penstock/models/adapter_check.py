@@ -65,12 +65,12 @@ def _refuse_other_settings(asked: LoraConfig, adapter: SavedAdapter, its: Shapes
         if mine != theirs:
             raise UserError(
                 f"model.lora.{name} must be {theirs}, as in the adapter {adapter.folder}, got {mine}; leave "
-                "model.lora out, since the adapter's own settings hold"
+                "model.lora out, since the adapter's own settings apply"
             )
     if "targets" in asked.model_fields_set and its.keys() != wanted.keys():
         raise UserError(
             f"model.lora.targets must be the layers of the adapter {adapter.folder} "
-            f"({', '.join(adapter.lora.targets)}); leave model.lora out, since the adapter's own settings hold"
+            f"({', '.join(adapter.lora.targets)}); leave model.lora out, since the adapter's own settings apply"
         )
 
 

@@ -70,7 +70,7 @@ def read_adapter(folder: Path) -> SavedAdapter:
     """Read an adapter's config and list its tensors without loading them."""
     if not is_adapter(folder) or not (folder / TENSORS).is_file():
         raise UserError(
-            f"{folder} is no adapter: it must be a folder with {CONFIG} and {TENSORS}, as peft saves it"
+            f"{folder} is not an adapter: it must be a folder with {CONFIG} and {TENSORS}, as peft saves it"
         )
     try:
         config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))

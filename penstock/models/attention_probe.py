@@ -61,13 +61,14 @@ def check_attention(
         if disagreement(config, tokens, ours) is None:
             past = " and ".join(str(limit) for limit in reached if limit.tokens == tokens)
             raise UserError(
-                f"{name} can't be {doing} with contexts of {max_context} tokens: the model has {past}, and past "
-                f"that our attention is not its own (off by {off:.2g} nats in a small random model of its config); "
+                f"{name} can't be {doing} with contexts of {max_context} tokens: the model has {past}, and "
+                f"past that our attention differs from the model's own (off by {off:.2g} nats in a small random "
+                "model of its config); "
                 f"set engine.max_context to at most {tokens}"
             )
     raise UserError(
-        f"{name} can't be {doing}: our attention is not its own (off by {off:.2g} nats in a small random model of "
-        "its config); choose another model"
+        f"{name} can't be {doing}: our attention differs from the model's own (off by {off:.2g} nats in a small "
+        "random model of its config); choose another model"
     )
 
 

@@ -117,7 +117,7 @@ def refusal(config: Any) -> str | None:
         return (
             f"{model_class.__name__} can't be served: not all of its layers are plain attention "
             f"({', '.join(others) or 'some are recurrent'}), and engines here keep nothing but keys and values; "
-            f"choose a family whose every layer is attention, not {family}"
+            f"choose a family in which every layer has attention, not {family}"
         )
     if not hasattr(sys.modules[model_class.__module__], "ALL_ATTENTION_FUNCTIONS"):
         return (

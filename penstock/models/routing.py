@@ -109,7 +109,7 @@ class Routers:
         return handle
 
     @contextmanager
-    def seen_by(self, choices: Choices | None) -> Iterator[None]:
+    def observed_by(self, choices: Choices | None) -> Iterator[None]:
         """Set the observer for the duration of the block."""
         before, self.choices = self.choices, choices
         try:

@@ -51,7 +51,7 @@ class ChatTokenizer:
             raise UserError(
                 f"the tokenizer of {name_or_path!r} could not be loaded: {_first_line(error)}"
             ) from error
-        self._prompts = KeptPrompts(self._encode)
+        self._prompts = PromptCache(self._encode)
         self._stop_token_ids = _stop_token_ids(name_or_path, self._tokenizer.eos_token_id)
 
     @property
@@ -275,7 +275,7 @@ MAX_TOKENS = 1 << 21
 """8 MiB at four bytes each."""
 
 
-class KeptPrompts(Generic[P]):
+class PromptCache(Generic[P]):
     """Encodes each prompt once while it is cached. A run needs each of its prompts when it checks them, then
     again in every episode of every epoch. When the cached prompts exceed `max_tokens` together, the oldest
     are dropped."""

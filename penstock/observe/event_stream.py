@@ -22,7 +22,7 @@ EXPENDABLE = (Span, Counters, SampleEvent, TokensEvent)
 Defer = Callable[[Callable[[], None]], object]
 
 
-Told = tuple[str, Callable[[AnyEvent], None]]
+Subscription = tuple[str, Callable[[AnyEvent], None]]
 
 
 class Reader(Protocol):
@@ -47,7 +47,7 @@ class EventStream:
         self._capacity = capacity
         self._readers: dict[str, Reader] = {}
         self._kinds: dict[str, tuple[type, ...]] = {}
-        self._told: dict[type, list[Told]] = {}
+        self._told: dict[type, list[Subscription]] = {}
         """The readers of each event type, looked up at its first event."""
         self._waiting: deque[AnyEvent] = deque()
         self._scheduled = False
@@ -91,7 +91,7 @@ class EventStream:
                     self._detach(name, error)
         self._scheduled = False
 
-    def _readers_of(self, kind: type) -> list[Told]:
+    def _readers_of(self, kind: type) -> list[Subscription]:
         self._told[kind] = [
             (name, reader.on) for name, reader in self._readers.items() if issubclass(kind, self._kinds[name])
         ]
@@ -124,7 +124,7 @@ class EventStream:
 
     def _report(self, name: str, error: Exception) -> None:
         reason = f"{type(error).__name__}: {error}"
-        line = f"{name} failed and gets no more of this run ({reason}); the run goes on"
+        line = f"{name} failed and gets no more of this run ({reason}); the run continues"
         for reader in tuple(self._readers.values()):
             with contextlib.suppress(Exception):  # its next event finds it failing too
                 reader.on(LogLine(process="controller", time=self.clock.time(), line=line))

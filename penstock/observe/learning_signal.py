@@ -78,7 +78,7 @@ class LearningSignal:
             self._say(
                 "skipped",
                 f"the update of step {step} was skipped, since its loss or gradient was not finite; the weights "
-                "are as before. If it goes on, lower trainer.learning_rate. metrics.jsonl counts skipped_updates",
+                "are as before. If this repeats, lower trainer.learning_rate. metrics.jsonl counts skipped_updates",
             )
 
     def _say(self, what: str, line: str) -> None:

@@ -114,9 +114,9 @@ class RunStatus:
 
 STEPS, LOOKS = 8, 20
 """How many steps and engine reports the bottleneck is found from: the last seconds, not the last moment."""
-MUCH = 0.1
+REPORTED_SHARE = 0.1
 """Share of time from which on waiting is reported."""
-MOSTLY = 0.7
+BUSY_SHARE = 0.7
 """If engines have work in at least this share of their reports, the trainer waits for them."""
 
 
@@ -146,11 +146,11 @@ class Bottleneck:
             return None
         waited = sum(waited for waited, _ in self._steps)
         share = waited / max(1e-9, waited + sum(took for _, took in self._steps))
-        if share < MUCH:
-            if engine_idle < MUCH:
-                return BottleneckStatus(who="nobody", why="trainer and engines are both busy")
+        if share < REPORTED_SHARE:
+            if engine_idle < REPORTED_SHARE:
+                return BottleneckStatus(who="none", why="trainer and engines are both busy")
             return BottleneckStatus(who="trainer", why=f"it hardly waits, engines idle {engine_idle:.0%}")
-        if sum(self._has_work) >= MOSTLY * len(self._has_work):
+        if sum(self._has_work) >= BUSY_SHARE * len(self._has_work):
             return BottleneckStatus(who="engines", why=f"trainer waits for groups {share:.0%} of the time")
         return BottleneckStatus(
             who=self._outside(max_staleness),

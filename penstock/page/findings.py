@@ -74,7 +74,7 @@ def show_findings(run: RunReading) -> dict[str, Any]:
 def _lead(run: RunReading) -> str:
     status = run.status()
     how = "ended" if status.phase == "done" else f"stopped while {status.phase}"
-    how = "goes on" if run.is_running else how
+    how = "is running" if run.is_running else how
     words = f"{status.step} of {status.steps} steps in {duration(run.now)}; it {how}."
     if len(status.heldout) > 1:
         return f"{words} Held-out reward went from {status.heldout[0][1]:.3f} to {status.heldout[-1][1]:.3f}."

@@ -36,10 +36,10 @@ async def serve(listening: socket.socket, settings: Settings) -> None:
         [reading], listening, token=settings.token, allow_hosts=settings.allow_hosts
     ) as runs:
         await asyncio.get_running_loop().run_in_executor(None, sys.stdin.buffer.read)
-        await nobody_looks(runs, LINGER_S)
+        await wait_unwatched(runs, LINGER_S)
 
 
-async def nobody_looks(runs: OpenRuns, linger_s: float) -> None:
+async def wait_unwatched(runs: OpenRuns, linger_s: float) -> None:
     """Wait until no page has been open for `linger_s`."""
     while True:
         await runs.unwatched.wait()

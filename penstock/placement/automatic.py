@@ -71,7 +71,7 @@ class Choice:
     setting: str
     value: str
     why: str = ""
-    is_told: bool = True
+    is_logged: bool = True
     """Whether the choice is logged. Every choice is made again when the run resumes."""
 
 
@@ -87,12 +87,12 @@ class Resolved:
         return f"auto, {self.sites}: {_words(self.choices)}"
 
     @property
-    def is_told(self) -> bool:
+    def is_logged(self) -> bool:
         """Return whether anything was chosen that the user should see."""
-        return any(choice.is_told for choice in self.choices)
+        return any(choice.is_logged for choice in self.choices)
 
     @property
-    def of_engine(self) -> str:
+    def engine_choices(self) -> str:
         """Describe the choices for engines alone; "" where nothing was chosen for them."""
         own = [choice for choice in self.choices if choice.setting.startswith("engine.")]
         return f"auto, on {self.sites.engine.name}: {_words(own)}" if own else ""
@@ -178,7 +178,7 @@ def _resolve_gather(
     once = _with(config, setting, "step")
     if parallel.shard * parallel.context > 1 and has_room is not None and has_room(once):
         return once, Choice("trainer.gather", "step", "each GPU has room for all weights")
-    return _with(config, setting, "layer"), Choice("trainer.gather", "layer", is_told=False)
+    return _with(config, setting, "layer"), Choice("trainer.gather", "layer", is_logged=False)
 
 
 def _dtype(setting: str, site: Site, bfloat16: str = "") -> Choice:
@@ -207,8 +207,8 @@ def _site(device: str, gpus: Sequence[Gpu]) -> Site:
 
 def _words(choices: Sequence[Choice]) -> str:
     """Format the choices as `setting=value (why)`; a reason that several share follows the last of them."""
-    words, told = [], [choice for choice in choices if choice.is_told]
-    for choice, after in zip(told, (*told[1:], None), strict=True):
+    words, logged = [], [choice for choice in choices if choice.is_logged]
+    for choice, after in zip(logged, (*logged[1:], None), strict=True):
         why = "" if after is not None and after.why == choice.why else choice.why
         words.append(f"{choice.setting}={choice.value}" + (f" ({why})" if why else ""))
     return ", ".join(words)

@@ -36,12 +36,12 @@ def find_gpus(environ: Mapping[str, str]) -> tuple[Gpu, ...]:
     if command is None or "+cpu" in importlib.metadata.version("torch"):
         return ()
     try:
-        told = subprocess.run(
+        listing = subprocess.run(
             [command, *QUERY], capture_output=True, text=True, timeout=30, check=True, env=dict(environ)
         ).stdout
     except (OSError, subprocess.SubprocessError):
         return ()
-    return parse_gpus(told, environ.get("CUDA_VISIBLE_DEVICES"))
+    return parse_gpus(listing, environ.get("CUDA_VISIBLE_DEVICES"))
 
 
 def why_missing(device: str, gpus: Sequence[Gpu], *, devices: Path = Path("/dev")) -> str | None:
@@ -80,10 +80,10 @@ def _torch_build() -> tuple[str, bool]:
     return version, not is_for_cpu
 
 
-def parse_gpus(told: str, visible: str | None) -> tuple[Gpu, ...]:
+def parse_gpus(listing: str, visible: str | None) -> tuple[Gpu, ...]:
     """Parse the tool's lines. As CUDA does, `visible` is followed up to its first unknown entry."""
     known: list[tuple[str, str, Gpu]] = []
-    for line in told.splitlines():
+    for line in listing.splitlines():
         words = [word.strip() for word in line.split(",", 5)]
         if len(words) == 6 and words[2].isdigit() and words[3].isdigit():
             index, uuid, total, free, capability, name = words

@@ -98,7 +98,7 @@ def place(
     )
     config = resolved.config
     check_transport(config, resolved.sites)
-    if resolved.is_told:
+    if resolved.is_logged:
         log(str(resolved))
     memory = plan_memory(config, outline, gpus, longest=longest) if outline else None
     if memory is not None:

@@ -64,7 +64,7 @@ class PooledWorker(Generic[Call, Answer]):
         cause, self._cause = self._cause or f"the pool gave up worker {self.place.name}", ""
         if self._events is not None:
             when = f" in {wait_s:g} s" if wait_s else ""
-            self._events.log(f"{cause}; it is started again{when}, and the others go on")
+            self._events.log(f"{cause}; restarting it{when}; the others keep running")
         await self.place.end()
         await asyncio.sleep(wait_s)
         try:
@@ -111,10 +111,10 @@ class PoolWatch:
 
     async def died(self) -> WorkerDied:
         while True:
-            await self._worker.place.wait_there()
+            await self._worker.place.wait_started()
             number = self._worker.place.incarnation
             death = await self._liveness.wait()
-            if not self._worker.place.is_there(number):
+            if not self._worker.place.is_running(number):
                 continue  # the pool has ended this process and starts another
             self._worker.lost(death)
             try:
@@ -126,7 +126,7 @@ class PoolWatch:
 
 
 @dataclass(slots=True)
-class PoolCare:
+class PoolWatches:
     """Collects the watches over the workers of a run's pools."""
 
     events: Recorder
@@ -145,7 +145,7 @@ async def start_pooled(
     places: Sequence[ReplaceableWorker],
     asking: Callable[[ReplaceableWorker], Callable[[Sequence[Call]], Awaitable[Sequence[Answer]]]],
     restarts: int,
-    care: PoolCare | None,
+    care: PoolWatches | None,
 ) -> list[PooledWorker[Call, Answer]]:
     """Start workers for a pool. `asking` returns the function that sends calls to a worker."""
     events = None if care is None else care.events

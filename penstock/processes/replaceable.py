@@ -15,7 +15,7 @@ from penstock.errors import ChannelClosed, OutOfMemory, WorkerDied
 from penstock.observe.pulse import LONG_S
 from penstock.processes.launchers import Launcher, Worker
 
-LAST_WORDS_S = 0.5
+ANSWER_GRACE_S = 0.5
 """How long a process whose channel has closed may take to end by itself and say why."""
 
 
@@ -97,15 +97,15 @@ class ReplaceableWorker:
                 task.cancel()
             await asyncio.gather(starting, closing, return_exceptions=True)
 
-    async def wait_there(self) -> None:
+    async def wait_started(self) -> None:
         """Wait until a process has started. A process that died counts as started until its owner ends it."""
         await self._there.wait()
 
-    def is_there(self, incarnation: int) -> bool:
+    def is_running(self, incarnation: int) -> bool:
         """Return whether this incarnation has started and its owner has not ended it."""
         return self._there.is_set() and self.incarnation == incarnation
 
-    def begin_with(self, start: Callable[[Channel], Awaitable[object]]) -> None:
+    def set_start(self, start: Callable[[Channel], Awaitable[object]]) -> None:
         """Set the function that sends the first message to the next process."""
         self._start = start
 
@@ -138,7 +138,7 @@ class ReplaceableWorker:
         try:
             await asyncio.wait({dying, closing}, return_when=asyncio.FIRST_COMPLETED)
             if not dying.done():
-                await asyncio.wait({dying}, timeout=LAST_WORDS_S)
+                await asyncio.wait({dying}, timeout=ANSWER_GRACE_S)
             if not dying.done():
                 await worker.kill()
                 death = await dying

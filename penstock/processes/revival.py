@@ -23,7 +23,7 @@ from penstock.errors import ChannelClosed, PenstockError, WorkerDied
 from penstock.observe.events import RecoveryEvent
 from penstock.observe.pulse import PulseReport
 from penstock.observe.recorder import Recorder
-from penstock.processes.replaceable import LAST_WORDS_S
+from penstock.processes.replaceable import ANSWER_GRACE_S
 from penstock.processes.worker_events import EventCollector
 
 STEP_S = 0.5
@@ -118,7 +118,7 @@ class Restarts:
             if wait_s is None:
                 return self._last(why)
             when = f" in {wait_s:g} s" if wait_s else ""
-            self._log(f"{why}; it is started again{when}, and the others go on")
+            self._log(f"{why}; restarting it{when}; the others keep running")
             await asyncio.sleep(wait_s)
             next_cause = await start()
         self._tell(str(why), since)
@@ -313,7 +313,7 @@ class Revival:
             if not dying.done() and returning.exception() is None:
                 return None
             if not dying.done() and isinstance(returning.exception(), ChannelClosed):
-                await asyncio.wait({dying}, timeout=LAST_WORDS_S)
+                await asyncio.wait({dying}, timeout=ANSWER_GRACE_S)
             self._worker.lost()
             if dying.done():
                 return dying.result()

@@ -14,7 +14,7 @@ T = TypeVar("T")
 ERROR = "error.txt"
 """In the run folder: the traceback of an unexpected error that ended the run."""
 
-LAST_WORDS_S = 10.0
+ANSWER_GRACE_S = 10.0
 """How long a worker whose channel has closed may take to end."""
 
 
@@ -33,7 +33,7 @@ async def supervised(work: Coroutine[Any, Any, T], workers: Sequence[SupervisedW
         await asyncio.wait({working, death}, return_when=asyncio.FIRST_COMPLETED)
         if working.done() and not _lost_a_worker(working):
             return await unwrapped(working)
-        await asyncio.wait({death}, timeout=LAST_WORDS_S)
+        await asyncio.wait({death}, timeout=ANSWER_GRACE_S)
         if death.done():
             raise death.result()
         return await unwrapped(working)  # no worker has died: a channel was closed for another reason
@@ -87,7 +87,7 @@ async def unwrapped(work: Awaitable[T]) -> T:
         raise _innermost(group) from None
 
 
-async def in_a_sentence(work: Awaitable[T], folder: Path) -> T:
+async def as_penstock_error(work: Awaitable[T], folder: Path) -> T:
     """Await `work`, and turn an unexpected error into a `PenstockError` that names the file with its traceback."""
     try:
         return await unwrapped(work)

@@ -12,7 +12,7 @@ from penstock.sync.joined_update import join_updates
 
 T = TypeVar("T")
 
-LAST_WORDS_S = 5.0
+ANSWER_GRACE_S = 5.0
 """How long the other ranks may take to answer when one has failed. They wait for it in vain, or fail as well."""
 
 
@@ -97,7 +97,7 @@ class TrainerGroup:
         try:
             _, waiting = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
             if waiting and gives_up:
-                _, waiting = await asyncio.wait(waiting, timeout=LAST_WORDS_S)
+                _, waiting = await asyncio.wait(waiting, timeout=ANSWER_GRACE_S)
         finally:
             for task in tasks:
                 task.cancel()
@@ -109,7 +109,7 @@ class TrainerGroup:
         # Ranks stopped at different points, perhaps inside a collective, so all of them restart together.
         has_no_room = isinstance(worst, StepTooLarge)
         if (has_no_room or (waiting and gives_up)) and self._give_up is not None:
-            why = f"the trainer's ranks can't go on without one that failed: {worst}"
+            why = f"the trainer's ranks can't continue without one that failed: {worst}"
             await self._give_up(why)
             if has_no_room or not isinstance(worst, UserError):
                 raise TrainerLost(why) from worst

@@ -11,7 +11,7 @@ from penstock.records.generation import Chunk, FinishReason, GenerateRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HandedOn:
+class Continuation:
     """Says how another engine continues an answer."""
 
     request: GenerateRequest
@@ -38,15 +38,15 @@ class AnswerSoFar:
         self.chunks.append(chunk)
         self.is_over = chunk.finish_reason is not None
 
-    def may_end(self, chunk: Chunk) -> bool:
+    def can_resume_after(self, chunk: Chunk) -> bool:
         """Return whether an answer can be continued after this chunk: all recorded data of its tokens has
         arrived."""
         has_mask = chunk.sampling_mask is not None or not self._request.record_sampling_mask
         return has_mask and (chunk.routing is not None or not self._needs_routes)
 
-    def whole_chunks(self) -> Sequence[Chunk]:
+    def resumable_chunks(self) -> Sequence[Chunk]:
         """Return the first chunks, up to the last after which another engine can continue."""
-        ends = [number for number, chunk in enumerate(self.chunks) if self.may_end(chunk)]
+        ends = [number for number, chunk in enumerate(self.chunks) if self.can_resume_after(chunk)]
         return self.chunks[: ends[-1] + 1] if ends else ()
 
     def rest(self, chunks: Sequence[Chunk]) -> GenerateRequest:
@@ -78,19 +78,19 @@ class AnswerSoFar:
             return None
         return Chunk(token_ids=empty, logprobs=empty.astype(np.float32), versions=empty, finish_reason=reason)
 
-    def hand_on(self, *, resumes: bool) -> HandedOn:
+    def hand_on(self, *, resumes: bool) -> Continuation:
         """Return how another engine continues. With `resumes` an answer may continue after its first tokens;
         otherwise it restarts."""
-        whole = self.whole_chunks() if resumes else ()
+        whole = self.resumable_chunks() if resumes else ()
         end = self.ending(whole)
         ending = () if end is None else (end,)
         if resumes and len(whole) == len(self.chunks):
-            return HandedOn(request=self._request if ending else self.rest(whole), again=ending)
+            return Continuation(request=self._request if ending else self.rest(whole), again=ending)
         if whole and not self._request.num_resumed:
             again = [msgspec.structs.replace(whole[0], restarts=True), *whole[1:], *ending]
-            return HandedOn(request=self._request if ending else self.rest(whole), again=again)
+            return Continuation(request=self._request if ending else self.rest(whole), again=again)
         is_void = bool(self.chunks) or self._request.num_resumed > 0
-        return HandedOn(request=self._request.from_beginning(), is_void=is_void)
+        return Continuation(request=self._request.from_beginning(), is_void=is_void)
 
     @property
     def _needs_routes(self) -> bool:

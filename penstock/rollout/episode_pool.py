@@ -26,7 +26,7 @@ class EpisodePool:
         start_s: float = START_S,
         silence_s: float = SILENCE_S,
         max_deaths: int = MAX_DEATHS_IN_A_ROW,
-        told: Callable[[str], None] = lambda words: None,
+        report: Callable[[str], None] = lambda words: None,
     ) -> None:
         kind: CallKind[EpisodeSpec, Outcome] = CallKind(
             worker="rollout",
@@ -34,11 +34,11 @@ class EpisodePool:
             "rollout.cpu_s)",
             task=lambda spec: ((spec.label, spec.group), spec.index, f"task {spec.task.id!r}"),
             limit_s=lambda spec: spec.timeout_s + silence_s,
-            late=lambda spec: "the process that ran the episode answered no more",
+            late=lambda spec: "the process that ran the episode stopped answering",
             spoils=lambda outcome: outcome.stuck,
         )
         places = [(worker, capacity) for worker in workers]
-        self._pool = WorkerPool(places, kind, start_s=start_s, max_deaths=max_deaths, told=told)
+        self._pool = WorkerPool(places, kind, start_s=start_s, max_deaths=max_deaths, report=report)
 
     async def run(self, spec: EpisodeSpec) -> Episode:
         try:

@@ -33,7 +33,7 @@ from penstock.records.blobs import routes_within
 from penstock.records.interfaces import Tokenizer
 from penstock.rollout.episode_record import EpisodeRecord, turn_number
 from penstock.rollout.episode_spec import EpisodeSpec, check_replayed
-from penstock.rollout.kept_calls import KeepCall, KeptCalls, keep_nothing
+from penstock.rollout.replayed_calls import KeepCall, ReplayedCalls, keep_nothing
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,7 +90,7 @@ class Rollout:
         self.spec = spec
         self.tokenizer = tokenizer
         self._engine = engine
-        self._calls = KeptCalls(spec, keep_call)
+        self._calls = ReplayedCalls(spec, keep_call)
         self._earlier = {turn_number(turn): turn for turn in spec.turns}
         self._record = record or EpisodeRecord(spec)
         self._keeps = keeps

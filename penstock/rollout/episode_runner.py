@@ -13,7 +13,7 @@ from penstock.records import Episode, Score, Turn
 from penstock.records.interfaces import Tokenizer
 from penstock.rollout.episode_rollout import Rollout, TokenSource
 from penstock.rollout.episode_spec import EpisodeSpec
-from penstock.rollout.kept_calls import KeepCall, keep_nothing
+from penstock.rollout.replayed_calls import KeepCall, keep_nothing
 from penstock.rollout.workflow import Workflow, Workflows
 
 WORKFLOW_ERROR = "workflow_error"

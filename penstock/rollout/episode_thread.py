@@ -58,7 +58,7 @@ async def run_in_thread(begin: Callable[[], Coroutine[Any, Any, T]], *, name: st
                 loop.call_soon_threadsafe(task.cancel)
 
 
-class EngineOfAnotherLoop:
+class CrossLoopEngine:
     """Serves coroutines of a thread as a `TokenSource`. Requests run on the engine's own loop, and the chunks of
     a turn are passed on together."""
 

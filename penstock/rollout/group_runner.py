@@ -80,8 +80,8 @@ class RolloutRunner:
             f"the first ({first.failure}): {first.message}"
         )
         reasons = {episode.failure or "" for episode in group.failures}
-        told = reasons.pop() if len(reasons) == 1 and reasons <= {REFUSED, UNAVAILABLE} else FAILED_EPISODES
-        raise RolloutFailed(message, told)
+        reason = reasons.pop() if len(reasons) == 1 and reasons <= {REFUSED, UNAVAILABLE} else FAILED_EPISODES
+        raise RolloutFailed(message, reason)
 
     def _spec(self, number: int, index: int, task: Task, calls: tuple[CallAnswer, ...]) -> EpisodeSpec:
         return EpisodeSpec(

@@ -17,7 +17,7 @@ from penstock.http_server.http_calls import retry_wait_s
 from penstock.records import CallAnswer, Episode
 from penstock.rollout.episode_runner import UNAVAILABLE, EpisodeRunner
 from penstock.rollout.episode_spec import EpisodeSpec
-from penstock.rollout.kept_calls import KeepCall, keep_nothing
+from penstock.rollout.replayed_calls import KeepCall, keep_nothing
 
 
 class CallsSoFar:
@@ -45,7 +45,7 @@ class CallsSoFar:
 
 
 class RetryingEpisodes:
-    """Wraps another `EpisodeRunner`. `calls` must see the calls of its episodes. `told` is called before each
+    """Wraps another `EpisodeRunner`. `calls` must see the calls of its episodes. `report` is called before each
     retry with the failed episode, the number of retries so far, and the wait."""
 
     def __init__(
@@ -54,12 +54,12 @@ class RetryingEpisodes:
         calls: CallsSoFar,
         *,
         retries: int,
-        told: Callable[[Episode, int, float], None] = lambda episode, count, wait_s: None,
+        report: Callable[[Episode, int, float], None] = lambda episode, count, wait_s: None,
     ) -> None:
         self._episodes = episodes
         self._calls = calls
         self._retries = retries
-        self._told = told
+        self._report = report
         self._num_retries = 0
 
     async def run(self, spec: EpisodeSpec) -> Episode:
@@ -70,7 +70,7 @@ class RetryingEpisodes:
                     return episode
                 waits = retry_wait_s(attempt)
                 self._num_retries += 1
-                self._told(episode, self._num_retries, waits)
+                self._report(episode, self._num_retries, waits)
                 await asyncio.sleep(waits)
                 turns = {turn.id: turn for turn in (*spec.turns, *episode.turns)}
                 spec = msgspec.structs.replace(spec, turns=tuple(turns.values()), calls=self._calls.of(spec))

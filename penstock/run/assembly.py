@@ -82,20 +82,20 @@ def build_controller(
         gate.restore(resume.gate)
     blobs: BlobStore = parts.blobs if parts.blobs is not None else MemoryBlobs()
     log = CleaningLog(parts.log or MemoryGroupLog(), blobs)
-    told = ControllerEvents(
+    controller_events = ControllerEvents(
         events or EventStream(asyncio.get_running_loop()),
         gate,
         log.attempts,
         advantages=partial(episode_advantages, config.algorithm),
         decode=parts.tokenizer.decode,
     )
-    buffer = RolloutBuffer(gate, log=log, dropped=told.dropped, give_back=parts.tasks.put_back)
+    buffer = RolloutBuffer(gate, log=log, dropped=controller_events.dropped, give_back=parts.tasks.put_back)
     activity, group = Activity(log.attempts), group_of(parts.trainers)
     weight_sync = WeightSync(
         trainer=group.as_one,
         engines=parts.engines,
         buffer=buffer,
-        events=told,
+        events=controller_events,
         activity=activity,
         interrupt=sync.interrupt,
         retries=Retries(count=sync.retries, first_s=sync.retry_s),
@@ -113,7 +113,7 @@ def build_controller(
                 limit_of(config.run.max_failed_in_a_row, rollout.groups_per_step, staleness.loosest)
             ),
             blobs=blobs,
-            events=told,
+            events=controller_events,
             resume=resume,
         ),
         buffer=buffer,
@@ -128,13 +128,13 @@ def build_controller(
             ),
             buffer=buffer,
             blobs=blobs,
-            events=told,
+            events=controller_events,
         ),
         sync=weight_sync,
         trainer=group.as_one,
         steps=config.run.steps,
         activity=activity,
-        events=told,
+        events=controller_events,
         closed_loop=ClosedLoop.of(staleness, buffer),
         starting_updates=2 if config.model.trains_adapter else 1,
         publish_every=sync.every,

@@ -77,13 +77,13 @@ def what_a_crash_costs(run: RunConfig, only_in_python: Sequence[Part]) -> str | 
     if only_in_python:
         parts = " and ".join(only_in_python)
         return (
-            f"`penstock resume` can't go on with this run after a crash: it was given its {parts} as a Python "
+            f"`penstock resume` can't resume this run after a crash: it was given its {parts} as a Python "
             "object; name it by a file or an import path (reward.functions, rollout.workflow, tasks.source)"
         )
     if run.checkpoint_every == 0:
         return (
             "a crash would cost all of this run: it keeps no checkpoints and no journal (run.checkpoint_every=0); "
-            "with run.checkpoint_every=50 `penstock resume` goes on"
+            "with run.checkpoint_every=50 `penstock resume` works"
         )
     return None
 
@@ -94,7 +94,7 @@ def describe(resume: Resume) -> str:
     episodes = sum(len(group.episodes) for group in resume.partial.values())
     tokens = sum(group.num_tokens for group in resume.partial.values())
     return (
-        f"going on after step {gate.step} with {len(gate.ready)} finished groups from the journal; "
+        f"resuming after step {gate.step} with {len(gate.ready)} finished groups from the journal; "
         f"{len(gate.running)} groups were under way, {episodes} of their episodes finished, and {tokens} tokens of "
         "the others are kept"
     )

@@ -155,7 +155,7 @@ class RevivableEngine:
 
     async def prepare(self) -> None:
         """Lower the memory needs of an engine that ran out of memory."""
-        self._engine.hold_less(self._events.log)
+        self._engine.lower_memory(self._events.log)
 
     async def returned(self) -> None:
         """Publish the trainer's present weights again, and wait until the engine serves them."""
@@ -334,7 +334,7 @@ class EngineFleet:
             self._end_watch(engine)
             num_handed_on = await self._pool.retire(engine.name, drain_s=DRAIN_S)
             await self._part_with(engine)
-            handed_on = f"; others go on with {num_handed_on} of its requests" if num_handed_on else ""
+            handed_on = f"; others continue with {num_handed_on} of its requests" if num_handed_on else ""
             self._events.log(f"{engine.name} leaves: {len(self.engines)} engines{handed_on}")
             self._size.forget()
 
@@ -346,7 +346,7 @@ class EngineFleet:
         self._pool.expect_no_more(engine.name)
         self._watches.pop(engine.name)
         await self._part_with(engine)
-        self._events.log(f"{engine.name} is gone, {len(self.engines)} engines go on: {death}")
+        self._events.log(f"{engine.name} is gone, {len(self.engines)} engines keep running: {death}")
         await asyncio.Event().wait()
         return death
 

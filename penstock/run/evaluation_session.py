@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.config.root import PenstockConfig
-from penstock.durability.kept_work import KeptWork
+from penstock.durability.work_replay import WorkReplay
 from penstock.engines.engine_pool import EnginePool
 from penstock.errors import PenstockError, UserError
 from penstock.models.adapter_folder import read_adapter
@@ -25,7 +25,7 @@ from penstock.placement.shares import place_threads, usable_cores
 from penstock.processes.first_start import start_together
 from penstock.processes.launchers import Launcher
 from penstock.processes.launchers.local import LocalLauncher
-from penstock.processes.pooled_workers import PoolCare
+from penstock.processes.pooled_workers import PoolWatches
 from penstock.processes.revival import Deaths, RestartPolicy, Reviver
 from penstock.processes.supervision import supervised
 from penstock.rollout.workflow import Workflows, load_workflow
@@ -69,8 +69,8 @@ def prepare_evaluation(
     resolved = resolve_auto(
         config, gpus, num_parameters=outline.num_parameters if outline else 0, trains=False
     )
-    if resolved.of_engine:
-        log(resolved.of_engine)
+    if resolved.engine_choices:
+        log(resolved.engine_choices)
     return Prepared(
         config=resolved.config,
         model=model,
@@ -97,7 +97,7 @@ async def evaluate(prepared: Prepared, log: Callable[[str], None] = lambda line:
         pool = EnginePool({each.name: each.calls for each in engines}, replaces=True)
         reviver = Reviver(events=events, policy=policy, deaths=deaths)
         watches = [reviver.over(each.place, _RevivableEngine(each, pool, log)) for each in engines]
-        return await supervised(_evaluate_on(launcher, prepared, pool, PoolCare(events)), watches)
+        return await supervised(_evaluate_on(launcher, prepared, pool, PoolWatches(events)), watches)
 
 
 class _RevivableEngine:
@@ -113,7 +113,7 @@ class _RevivableEngine:
             self._pool.lose(self._engine.name)
 
     async def prepare(self) -> None:
-        self._engine.hold_less(self._log)
+        self._engine.lower_memory(self._log)
 
     async def returned(self) -> None:
         await self._pool.join(self._engine.name, self._engine.calls)
@@ -146,10 +146,10 @@ def _engines(launcher: Launcher, prepared: Prepared) -> list[LaunchedEngine]:
 
 
 async def _evaluate_on(
-    launcher: Launcher, prepared: Prepared, engine: EnginePool, care: PoolCare
+    launcher: Launcher, prepared: Prepared, engine: EnginePool, care: PoolWatches
 ) -> list[Rewards]:
     scorer = await start_scorers(launcher, prepared, care)
-    episodes = await start_episodes(launcher, prepared, KeptWork(engine=engine), care)
+    episodes = await start_episodes(launcher, prepared, WorkReplay(engine=engine), care)
     parts = Parts(
         engines=engine,
         trainers=(),

@@ -18,8 +18,8 @@ from penstock.processes.launchers.signals import LEFT_TO_CONTROLLER
 from penstock.records.interfaces import Engine
 
 LINES = (
-    "{name}: stopping after this step; the model will be saved (once more to hurry)",
-    "{name}: hurrying, without a last evaluation; the model will still be saved (once more to end without it)",
+    "{name}: stopping after this step; the model will be saved (again to stop sooner)",
+    "{name}: stopping sooner, without a last evaluation; the model will still be saved (again to stop without it)",
     "{name}: ending at once; the model is not saved",
 )
 LINES_AT_START = (

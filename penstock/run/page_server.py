@@ -47,7 +47,7 @@ async def dashboard(
         yield
         return
     with listening:
-        door = DashboardDoor(listening, folder, config.dashboard_hosts, say, command)
+        door = DashboardListener(listening, folder, config.dashboard_hosts, say, command)
         say(f"dashboard: {door.address}")
         try:
             yield
@@ -55,7 +55,7 @@ async def dashboard(
             await door.close()
 
 
-class DashboardDoor:
+class DashboardListener:
     """Waits for the first connection, and owns the process that answers it."""
 
     def __init__(
@@ -79,17 +79,17 @@ class DashboardDoor:
 
     async def _keep(self) -> None:
         for _ in range(MAX_STARTS):
-            await self._knock()
+            await self._wait_connection()
             try:
                 code = await self._serve()
             except OSError as error:
-                self._say(f"the dashboard can't be started ({error}); the run goes on without it")
+                self._say(f"the dashboard can't be started ({error}); the run continues without it")
                 return
             log = self._folder / "logs" / "dashboard.log"
             self._say(f"the dashboard ended (exit code {code}, see {log}); it starts again when it is opened")
-        self._say("the dashboard ended too often, and is not started again; the run goes on without it")
+        self._say("the dashboard ended too often, and is not started again; the run continues without it")
 
-    async def _knock(self) -> None:
+    async def _wait_connection(self) -> None:
         """Wait until a connection is pending at the socket."""
         self._knocked.clear()
         self._loop.add_reader(self._listening, self._knocked.set)

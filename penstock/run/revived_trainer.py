@@ -48,7 +48,7 @@ class RevivableTrainer:
         sweep_unfinished(self._run)
         checkpoint = await self._choose()
         start = msgspec.structs.replace(self._trainer.start, version=version, checkpoint=checkpoint)
-        place.begin_with(start)
+        place.set_start(start)
 
     async def _choose(self) -> str:
         """Return the newest checkpoint that is whole; "" where there is none yet."""

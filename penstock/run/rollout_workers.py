@@ -4,10 +4,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
 from penstock.channel import Channel, remote, serve
-from penstock.durability.kept_work import KeptWork
+from penstock.durability.work_replay import WorkReplay
 from penstock.processes.launchers import Launcher
 from penstock.processes.launchers.memory_limit import memory_environment
-from penstock.processes.pooled_workers import PoolCare, start_pooled
+from penstock.processes.pooled_workers import PoolWatches, start_pooled
 from penstock.processes.replaceable import ReplaceableWorker
 from penstock.records import DEFAULT_POLICY, Episode
 from penstock.rollout.episode_pool import EpisodePool
@@ -27,7 +27,7 @@ from penstock.usercode import is_command, search_path
 
 
 async def start_episodes(
-    launcher: Launcher, prepared: Prepared, work: KeptWork, care: PoolCare | None = None
+    launcher: Launcher, prepared: Prepared, work: WorkReplay, care: PoolWatches | None = None
 ) -> EpisodeRunner:
     """Start worker processes where `rollout.workers` asks for them and they can load the user's workflow.
 
@@ -37,16 +37,16 @@ async def start_episodes(
     work = replace(work, keep_call=calls.keep)
     episodes = await _start(launcher, prepared, work, care)
 
-    def told(episode: Episode, count: int, wait_s: float) -> None:
+    def report(episode: Episode, count: int, wait_s: float) -> None:
         words = retry_words(episode, count, wait_s)
         if care is not None and words is not None:
             care.events.log(words)
 
-    return RetryingEpisodes(episodes, calls, retries=prepared.config.rollout.retries, told=told)
+    return RetryingEpisodes(episodes, calls, retries=prepared.config.rollout.retries, report=report)
 
 
 async def _start(
-    launcher: Launcher, prepared: Prepared, work: KeptWork, care: PoolCare | None
+    launcher: Launcher, prepared: Prepared, work: WorkReplay, care: PoolWatches | None
 ) -> EpisodeRunner:
     rollout = prepared.config.rollout
     num_workers = max(rollout.workers, 1 if _names_a_command(prepared) else 0)
@@ -59,8 +59,8 @@ async def _start(
     places = [rollout_place(launcher, f"rollout{index}", prepared, work) for index in range(num_workers)]
     restarts = prepared.config.run.restarts
     workers = await start_pooled(places, _running_in, restarts, care)
-    told = (lambda words: None) if care is None else care.events.log
-    pool = EpisodePool(workers, capacity=rollout.episodes_per_worker, max_deaths=restarts + 1, told=told)
+    report = (lambda words: None) if care is None else care.events.log
+    pool = EpisodePool(workers, capacity=rollout.episodes_per_worker, max_deaths=restarts + 1, report=report)
     if care is not None:
         care.over(workers, pool)
     return pool
@@ -99,7 +99,7 @@ def _running_in(place: ReplaceableWorker) -> Callable[[Sequence[EpisodeSpec]], A
     return run
 
 
-def rollout_place(launcher: Launcher, name: str, prepared: Prepared, work: KeptWork) -> ReplaceableWorker:
+def rollout_place(launcher: Launcher, name: str, prepared: Prepared, work: WorkReplay) -> ReplaceableWorker:
     """Make a rollout worker. Its episodes request turns over the channel by which it is called: both sides
     serve."""
     start = RolloutStart(

@@ -15,8 +15,8 @@ from penstock.blob_stores import open_blobs
 from penstock.durability.checkpoints import Checkpoints, Part, write_beginning
 from penstock.durability.journal.disk_room import DiskRoom
 from penstock.durability.kept_checkpoints import checkpoints_of
-from penstock.durability.kept_work import keep_work
 from penstock.durability.recovery import UndoneGroups
+from penstock.durability.work_replay import keep_work
 from penstock.engines.engine_pool import EnginePool
 from penstock.errors import DiskFull
 from penstock.loop.adaptive import starting_bound
@@ -29,9 +29,9 @@ from penstock.observe.writers.recoveries_jsonl import NAME as RECOVERIES
 from penstock.observe.writers.recoveries_jsonl import RecoveriesWriter
 from penstock.placement.shares import sharing
 from penstock.processes.first_start import keep_together
-from penstock.processes.pooled_workers import PoolCare
+from penstock.processes.pooled_workers import PoolWatches
 from penstock.processes.revival import RestartPolicy, Reviver
-from penstock.processes.supervision import SupervisedWorker, in_a_sentence, supervised, unwrapped
+from penstock.processes.supervision import SupervisedWorker, as_penstock_error, supervised, unwrapped
 from penstock.processes.worker_events import EventCollector
 from penstock.records import ONE_VERSION
 from penstock.records.interfaces import Scorer
@@ -124,7 +124,7 @@ class Run:
 
     async def run(self) -> Summary:
         with held(self._prepared.folder):
-            return await in_a_sentence(self._run(), self._prepared.folder)
+            return await as_penstock_error(self._run(), self._prepared.folder)
 
     async def _run(self) -> Summary:
         prepared, stream = self._prepared, self._shown.stream
@@ -209,7 +209,7 @@ class Run:
         config, prepared, beginning = self._config, self._prepared, opened.beginning
         resumes = config.sync.interrupt not in ONE_VERSION
         engines = EnginePool({one.name: one.calls for one in workers.engines}, resumes=resumes, replaces=True)
-        care = PoolCare(self._events, opened.collector, config.run.freeze_s)
+        care = PoolWatches(self._events, opened.collector, config.run.freeze_s)
         async with AsyncExitStack() as at_end:
             pools = self._start_pools(opened, engines, care, at_end)
             scorer, episodes = await keep_together(workers.starts, pools, self._events)
@@ -235,7 +235,7 @@ class Run:
             await supervised(work, [*care.watches, *watches])
 
     async def _start_pools(
-        self, opened: _Opened, engines: EnginePool, care: PoolCare, at_end: AsyncExitStack
+        self, opened: _Opened, engines: EnginePool, care: PoolWatches, at_end: AsyncExitStack
     ) -> tuple[Scorer, EpisodeRunner]:
         """Start the scorers and the rollout workers; `at_end` closes them."""
         config, prepared, events = self._config, self._prepared, self._events

@@ -132,7 +132,7 @@ def held(folder: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise UserError(
-                f"{folder} is in use by a run that is still going on; stop that one first"
+                f"{folder} is in use by a run that is still running; stop that one first"
             ) from None
         yield
 
@@ -174,7 +174,7 @@ def load_saved_run(
         )
     done = progress.step
     if done >= config.run.steps:
-        raise UserError(f"{folder} has done its {done} steps; give more to go on: run.steps={done + 100}")
+        raise UserError(f"{folder} has done its {done} steps; set more to continue: run.steps={done + 100}")
     return config, SavedRun(folder=folder, checkpoint=checkpoint, progress=progress, words=tuple(words))
 
 
@@ -193,8 +193,8 @@ def _choose(
         return None, read_progress(folder / BEGINNING)
     if step is None:
         raise UserError(
-            f"{folder} has no checkpoint to go on from; set run.checkpoint_every when a run is started (its model, "
-            f"if there is one, is in {folder / 'model'})"
+            f"{folder} has no checkpoint to resume from; set run.checkpoint_every when a run is started (its "
+            f"model, if there is one, is in {folder / 'model'})"
         )
     known = ", ".join(map(str, found)) or "none"
     what = "that was evaluated" if step == "best" else f"of step {step}"

@@ -88,13 +88,13 @@ def traced_tokens(step: TrainedStep, now: float) -> Iterator[TokensEvent]:
 
     Ranks that share their sequences return the same tokens, which are yielded once.
     """
-    told: set[tuple[int, int, int]] = set()
+    seen: set[tuple[int, int, int]] = set()
     for result in step.results:
         for trace in result.traces:
             place = (trace.group, trace.episode, trace.number)
-            if place in told:
+            if place in seen:
                 continue
-            told.add(place)
+            seen.add(place)
             ready = step.taken.groups[trace.group]
             sample = ready.samples[trace.episode][trace.number]
             yield _event(step.number, ready, sample, trace, now)

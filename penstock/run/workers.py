@@ -32,11 +32,11 @@ from penstock.processes.first_start import FirstStart, start_together
 from penstock.processes.launchers import Launcher
 from penstock.processes.launchers.config import LauncherConfig
 from penstock.processes.launchers.memory_limit import memory_environment
-from penstock.processes.pooled_workers import PoolCare, start_pooled
-from penstock.processes.rank_places import RankPlaces
+from penstock.processes.pooled_workers import PoolWatches, start_pooled
 from penstock.processes.replaceable import ReplaceableWorker
 from penstock.processes.revival import Deaths, RestartPolicy, fewer_sequences
 from penstock.processes.trainer_group import TrainerGroup
+from penstock.processes.trainer_ranks import TrainerRanks
 from penstock.records import (
     EngineReport,
 )
@@ -68,13 +68,13 @@ class LaunchedEngine:
         self.calls = remote(Engine, place)
         self.start = start
         if start is not None:
-            place.begin_with(self._begin)
+            place.set_start(self._begin)
 
     @property
     def name(self) -> str:
         return self.place.name
 
-    def hold_less(self, say: Callable[[str], None]) -> None:
+    def lower_memory(self, say: Callable[[str], None]) -> None:
         """Let the next process compute fewer sequences at a time, if this one ran out of memory."""
         death = self.place.last_death
         if self.start is None or death is None or not death.out_of_memory:
@@ -95,7 +95,7 @@ class LaunchedTrainer:
     Pending calls to a process that is gone raise `TrainerLost`.
     """
 
-    def __init__(self, place: RankPlaces, start: TrainerStart, *, share_plans: int = 1) -> None:
+    def __init__(self, place: TrainerRanks, start: TrainerStart, *, share_plans: int = 1) -> None:
         """`start` is the start message of its first processes."""
         ranks = [remote_trainer(member, TrainerLost) for member in place.members]
         self.place = place
@@ -122,7 +122,7 @@ class Workers:
     """The starts of all workers, for those that die before they are watched."""
 
     @property
-    def places(self) -> tuple[ReplaceableWorker | RankPlaces, ...]:
+    def places(self) -> tuple[ReplaceableWorker | TrainerRanks, ...]:
         return (self.trainer.place, *(engine.place for engine in self.engines))
 
 
@@ -165,10 +165,12 @@ async def start_workers(
 
 def first_start(engine: LaunchedEngine, deaths: Deaths, log: Callable[[str], None]) -> FirstStart:
     """Return the `FirstStart` of an engine, which needs less memory after it ran out of it."""
-    return FirstStart(engine.place, deaths, prepare=lambda: engine.hold_less(log))
+    return FirstStart(engine.place, deaths, prepare=lambda: engine.lower_memory(log))
 
 
-async def start_scorers(launcher: Launcher, prepared: Prepared, care: PoolCare | None = None) -> ScorerPool:
+async def start_scorers(
+    launcher: Launcher, prepared: Prepared, care: PoolWatches | None = None
+) -> ScorerPool:
     reward = prepared.config.reward
     environment = {
         **scorer_environment(reward.device, prepared.gpus, os.environ),
@@ -185,7 +187,7 @@ async def start_scorers(launcher: Launcher, prepared: Prepared, care: PoolCare |
         needs_group=any(one.needs_group for one in ready),
         timeout_s=reward.timeout_s,
         max_deaths=restarts + 1,
-        told=(lambda words: None) if care is None else care.events.log,
+        report=(lambda words: None) if care is None else care.events.log,
     )
     if care is not None:
         care.over(workers, pool)
@@ -286,7 +288,7 @@ def trainer_of(
         for rank in range(parallel.num_ranks)
     ]
     meet = f"file://{launcher.blobs.parent}/ranks"  # a folder that all of them see
-    group = RankPlaces(places, start, meet=meet)
+    group = TrainerRanks(places, start, meet=meet)
     return LaunchedTrainer(group, start, share_plans=parallel.tensor * parallel.context)
 
 

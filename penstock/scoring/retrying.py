@@ -27,15 +27,15 @@ class RetryingScorer:
         return self._scorer.needs_group
 
     async def score(self, group: Group) -> tuple[Score, ...]:
-        return await self._patiently(self._scorer.score, group)
+        return await self._with_retries(self._scorer.score, group)
 
     async def score_episode(self, task: Task, episode: Episode) -> Score:
-        return await self._patiently(self._scorer.score_episode, task, episode)
+        return await self._with_retries(self._scorer.score_episode, task, episode)
 
     async def close(self) -> None:
         await self._scorer.close()
 
-    async def _patiently(self, call: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def _with_retries(self, call: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
         for attempt in range(self._retries):
             try:
                 return await call(*args, **kwargs)

@@ -30,7 +30,7 @@ class ScorerPool:
         timeout_s: float,
         start_s: float = START_S,
         max_deaths: int = MAX_DEATHS_IN_A_ROW,
-        told: Callable[[str], None] = lambda words: None,
+        report: Callable[[str], None] = lambda words: None,
     ) -> None:
         self.needs_group = needs_group
         kind: CallKind[ScoringRequest, Verdict] = CallKind(
@@ -45,7 +45,7 @@ class ScorerPool:
             seconds=lambda verdict: verdict.seconds,
             num_bytes=_num_bytes,
         )
-        self._pool = WorkerPool(workers, kind, start_s=start_s, max_deaths=max_deaths, told=told)
+        self._pool = WorkerPool(workers, kind, start_s=start_s, max_deaths=max_deaths, report=report)
 
     async def score(self, group: Group) -> tuple[Score, ...]:
         return await self._score(ScoringRequest(task=group.task, episodes=group.episodes))

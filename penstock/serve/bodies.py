@@ -34,7 +34,7 @@ class _Held:
     num_bytes: int = 0
     reading: asyncio.Timeout | None = None
     """Its time limit, which is brought forward to refuse it while it arrives."""
-    gave_way: bool = False
+    was_evicted: bool = False
 
 
 class BodyBudget:
@@ -71,7 +71,7 @@ class BodyBudget:
                     self._take(held, len(piece))
                     pieces.append(piece)
         except TimeoutError as error:
-            if held.gave_way:
+            if held.was_evicted:
                 raise self._no_room() from error
             raise ApiError(
                 f"the body must come within {self.read_s:g} s", status=408, code="body_too_slow"
@@ -84,7 +84,7 @@ class BodyBudget:
         if held.num_bytes + num_bytes > self.max_bytes:
             raise self._too_large()
         while self.num_bytes + num_bytes > self.all_bytes:
-            oldest = next((one for one in self._coming.values() if not one.gave_way), held)
+            oldest = next((one for one in self._coming.values() if not one.was_evicted), held)
             if oldest is held:
                 raise self._no_room()
             self._give_way(oldest)
@@ -95,7 +95,7 @@ class BodyBudget:
         """Free what an arriving body takes, and wake its task, which then refuses the request."""
         self.num_bytes -= held.num_bytes
         held.num_bytes = 0
-        held.gave_way = True
+        held.was_evicted = True
         if held.reading is not None and not held.reading.expired():
             held.reading.reschedule(asyncio.get_running_loop().time())
 

@@ -130,12 +130,12 @@ class ControlRoutes:
 
 HELP = {
     "tokens": "Sampled tokens.",
-    "requests": "Generations that were begun.",
+    "requests": "Generations started.",
     "steps": "Forward passes.",
     "busy_s": "Seconds in which the engine computed.",
     "prefill_tokens": "Prompt tokens that were computed.",
     "cached_tokens": "Prompt tokens that were found in the cache.",
-    "preemptions": "Sequences that lost their place in the cache for a while.",
+    "preemptions": "Sequences that were preempted for a while.",
 }
 GAUGES = ("free_blocks", "num_blocks")
 

@@ -175,7 +175,7 @@ async def stream_answer(
         async for chunk in chunks:
             if chunk.restarts and has_sent:
                 raise PenstockError(
-                    "new weights made this answer begin again (abort_retry), and part of it was sent; ask without "
+                    "the answer restarted under new weights (abort_retry), and part of it was sent; ask without "
                     "stream, or update with another interrupt"
                 )
             has_sent = True

@@ -195,7 +195,7 @@ class ChatBody(TextFields, kw_only=True, forbid_unknown_fields=True):
         if self.tool_choice not in (None, "auto", "none"):
             raise unsupported("tool_choice", "the model decides: use 'auto' or 'none'")
         for name in sorted(NOT_OF_THE_TEMPLATE.intersection(self.chat_template_kwargs or ())):
-            raise unsupported(f"chat_template_kwargs.{name}", "it is no variable of a chat template")
+            raise unsupported(f"chat_template_kwargs.{name}", "it is not a variable of a chat template")
 
     def limit(self) -> int | None:
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens

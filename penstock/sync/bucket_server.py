@@ -38,13 +38,13 @@ class BucketServer:
 
     def __init__(self, address: str, token: str) -> None:
         if not token:
-            raise ValueError("published weights are served to those who know a token, got an empty one")
+            raise ValueError("published weights are served only with a token, got an empty one")
         self._buckets: dict[str, memoryview] = {}
         self._handler = type("Handler", (_Handler,), {"buckets": self._buckets, "token": f"Bearer {token}"})
         self._listening = socket.create_server((address, 0), backlog=128)
         host, port = self._listening.getsockname()[:2]
         self._url = f"http://{host}:{port}"
-        self._strangers = _Strangers(self._listening, f"Bearer {token}", self._serve)
+        self._strangers = _Unauthenticated(self._listening, f"Bearer {token}", self._serve)
         self._thread = threading.Thread(target=self._strangers.run, name="bucket server", daemon=True)
         self._thread.start()
 
@@ -80,7 +80,7 @@ class _Stranger:
     head: bytearray = field(default_factory=bytearray)
 
 
-class _Strangers:
+class _Unauthenticated:
     """Holds the connections that have not shown the token. Those that do are passed to `known`, with the bytes
     that were read from them."""
 

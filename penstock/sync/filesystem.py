@@ -27,7 +27,7 @@ from penstock.sync.slot_publisher import HostPublisher, Publishing
 TRANSPORT = "filesystem"
 BUCKET_BYTES = 256 << 20
 TENSOR = "bucket"
-PATIENCE_S, LOOK_AGAIN_S = 10.0, 0.05
+TIMEOUT_S, LOOK_AGAIN_S = 10.0, 0.05
 """How long a missing file is waited for, and how often it is looked for. A remote disk may show a new file late.
 """
 
@@ -83,7 +83,7 @@ class FilesystemReceiver(StagingReceiver):
 
     def _fetch(self, update: WeightUpdate, number: int, cancelled: threading.Event) -> torch.Tensor:
         path = Path(update.buckets[number])
-        until = time.monotonic() + PATIENCE_S
+        until = time.monotonic() + TIMEOUT_S
         while not path.is_file():
             if time.monotonic() > until:
                 raise PenstockError(

@@ -198,7 +198,7 @@ def compare(expected: Mapping[str, int], found: Mapping[str, int], version: int)
         named = ", ".join(wrong[:3]) + (f" and {len(wrong) - 3} more" if len(wrong) > 3 else "")
         raise FingerprintMismatch(
             f"version {version}: {len(wrong)} of {len(expected)} tensors of the engine are not the "
-            f"trainer's ({named}); sampling would go on with wrong weights, so the run stops"
+            f"trainer's ({named}); sampling would continue with wrong weights, so the run stops"
         )
 
 

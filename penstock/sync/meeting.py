@@ -154,7 +154,7 @@ class Meeting:
                 raise UpdateAbandoned(f"the trainer's store is gone: {error}") from error
             self.raise_if_stopped()
             return
-        raise PenstockError(f"nobody answered for {TIMEOUT_S:.0f} s in a broadcast of weights ({key})")
+        raise PenstockError(f"no member answered for {TIMEOUT_S:.0f} s in a broadcast of weights ({key})")
 
     def _key(self, key: str) -> str:
         return f"{self._name}/{key}"

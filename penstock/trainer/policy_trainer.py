@@ -37,7 +37,7 @@ from penstock.trainer.checkpoint.state_files import write_state
 from penstock.trainer.config import TrainerConfig
 from penstock.trainer.fixed_buffers import FixedBuffers
 from penstock.trainer.forward.dummy_batch import dummy_batch, filler
-from penstock.trainer.forward.packed_model import PackedModel, TokenOutputs, let_go
+from penstock.trainer.forward.packed_model import PackedModel, TokenOutputs, release_gathered
 from penstock.trainer.forward.reference_policy import AdapterOff
 from penstock.trainer.forward.value_head import ValueHead
 from penstock.trainer.optimizers.optimizer import MasterAdamW, learning_rate_at
@@ -172,7 +172,7 @@ class PolicyTrainer:
             self._config.micro_batch_tokens,
             self._device,
             longest=max_positions(self._model.config),
-            shared_prompts=self._prepare.lays_once,
+            shared_prompts=self._prepare.shares_prompts,
         )
         with torch.no_grad():
             if self._prepare.needs_start:
@@ -195,7 +195,7 @@ class PolicyTrainer:
         with clock.host("prepare"):
             rows = self._prepare(plan)
             if self._filler is not None and isinstance(self._reference, PackedModel):
-                let_go(self._reference.model)  # a backward pass would do this, but the reference runs none
+                release_gathered(self._reference.model)  # a backward pass would do this
             sample = choose_sample(sequence for batch in plan.micro_batches for sequence in batch)
         metrics: dict[str, Metric] = {}
         traces: tuple[TracedTokens, ...] = ()
@@ -204,10 +204,10 @@ class PolicyTrainer:
             record = self._accumulate(rows, clock, sample if index == 0 else None)
             if self._copies is not None:
                 with clock.device(CHECKPOINT):
-                    self._copies.hold_update()
+                    self._copies.wait_before_update()
                 self._copies = None
             if self._filler is not None:
-                let_go(self._model)
+                release_gathered(self._model)
             with clock.device("optimizer"):
                 norms.append(self._update(plan.step, record.loss))
             if index == 0:
@@ -236,7 +236,7 @@ class PolicyTrainer:
         """Drop what a failed step has computed. Return False if it has changed weights already."""
         self._optimizer.forget()
         if self._filler is not None:
-            let_go(self._model)
+            release_gathered(self._model)
         return not self._is_changed
 
     def weights(self) -> Mapping[str, torch.Tensor]:
@@ -326,8 +326,8 @@ class PolicyTrainer:
         """Return |Δ logprob| between engine and trainer of a few sequences, with the live routers' experts."""
         row = self._prepare.row_of(sample)
         if self._filler is not None:  # either all ranks run a split model, or none
-            told = self._ranks.data.gather(np.array([row is not None]))
-            if row is None and any(bool(part.any()) for part in told):
+            gathered = self._ranks.data.gather(np.array([row is not None]))
+            if row is None and any(bool(part.any()) for part in gathered):
                 self._policy(self._filler)
         if row is None:
             return None
@@ -355,7 +355,7 @@ class PolicyTrainer:
                 raise Diverged(
                     f"training has diverged: the last {self._num_skipped_in_a_row} updates were skipped, since "
                     f"loss or gradient was not finite (step {step}: loss {loss:g}, gradient norm {norm:g}); the "
-                    "weights are still those before them. Lower trainer.learning_rate; "
+                    "weights are unchanged. Lower trainer.learning_rate; "
                     "trainer.max_skipped_updates sets how many are too many"
                 )
         return norm

@@ -22,7 +22,7 @@ from penstock.errors import PenstockError
 from penstock.observe.event_queue import EventQueue
 from penstock.observe.pulse import LONG_S
 from penstock.observe.recorder import Recorder
-from penstock.processes.launchers.last_words import OUT_OF_MEMORY
+from penstock.processes.launchers.death_report import OUT_OF_MEMORY
 from penstock.processes.launchers.memory_limit import limit_memory
 from penstock.processes.launchers.mps import has_own_daemon, quit_orphan
 from penstock.processes.launchers.private_folder import remove_if_abandoned
@@ -34,7 +34,7 @@ from penstock.trainer.trainer_start import START_TRAINER
 from penstock.worker.bounded_output import bound_prints
 from penstock.worker.moved_request import moved
 from penstock.worker.out_of_memory import is_out_of_memory
-from penstock.worker.priority import GoingFirst
+from penstock.worker.priority import RaisedPriority
 
 LOOKS, LOOK_AGAIN_S = 20, 0.05
 
@@ -49,7 +49,7 @@ def main() -> None:
     )
     options = parser.parse_args()
     token = take_token()
-    first = GoingFirst()  # until it has started
+    first = RaisedPriority()  # until it has started
     leave_to_controller()
     gc.disable()  # until it has started: libraries make a million objects, and the collector would walk them
     faulthandler.register(STACKS, all_threads=True)  # into its log, even while its event loop is blocked
@@ -85,7 +85,7 @@ def _outlives(controller: int) -> bool:
 
 
 async def _serve(
-    address: str, name: str, arriving: str, token: str, places: dict[str, str], first: GoingFirst
+    address: str, name: str, arriving: str, token: str, places: dict[str, str], first: RaisedPriority
 ) -> int:
     try:
         channel = await connect(address, arriving, token)
@@ -128,7 +128,7 @@ def _serve_lazily(
     fail: Callable[[BaseException], None],
     events: Recorder,
     places: dict[str, str],
-    first: GoingFirst,
+    first: RaisedPriority,
 ) -> None:
     """Serve a role whose module is imported on demand: scoring needs no torch, and so starts at once."""
 

@@ -30,7 +30,7 @@ def set_niceness(niceness: int) -> None:
             _AUTOGROUP.write_text(str(niceness))
 
 
-class GoingFirst:
+class RaisedPriority:
     """Raises this process's priority until `end`, unless it was started with a lower one (`nice`)."""
 
     def __init__(self) -> None:

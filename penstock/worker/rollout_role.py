@@ -16,10 +16,10 @@ from penstock.records import CallAnswer, Episode
 from penstock.rollout.episode_rollout import Rollout, TokenSource
 from penstock.rollout.episode_runner import TIMEOUT, failed_episode, run_episode
 from penstock.rollout.episode_spec import EpisodeSpec
-from penstock.rollout.episode_thread import EngineOfAnotherLoop, run_in_thread
+from penstock.rollout.episode_thread import CrossLoopEngine, run_in_thread
 from penstock.rollout.rollout_process import CallKeeper, Outcome, RolloutProcess, RolloutStart
 from penstock.rollout.workflow import Workflows, load_workflow
-from penstock.serve.agents.front_door import FrontDoor
+from penstock.serve.agents.agent_server import AgentServer
 from penstock.usercode import extend_search_path
 from penstock.worker.call_limits import CallLimits
 
@@ -41,8 +41,8 @@ async def start(
     default = load_workflow(request.workflow, http) if request.workflow is not None else None
     workflows = Workflows(default, http)
     client, keeper = remote(TokenSource, channel), remote(CallKeeper, channel)
-    engine = EngineOfAnotherLoop(client, asyncio.get_running_loop())
-    door = FrontDoor(
+    engine = CrossLoopEngine(client, asyncio.get_running_loop())
+    door = AgentServer(
         client,
         tokenizer,
         model=request.model,

@@ -157,13 +157,13 @@ def _join(
     since folders of the same name may differ between machines."""
     if config.parallel.num_ranks == 1:
         return None
-    from penstock.trainer.parallel.process_ranks import check_alike, join_ranks
+    from penstock.trainer.parallel.process_ranks import check_same, join_ranks
 
     layout = RankLayout(parallel=config.parallel, rank=request.rank)
     ranks = join_ranks(layout, request.rendezvous, device)
     sections = json.dumps([request.trainer, request.algorithm, request.lora], sort_keys=True, default=str)
-    check_alike(ranks.world, sections.encode(), "settings")
-    check_alike(ranks.world, sample_of(model), "model")
+    check_same(ranks.world, sections.encode(), "settings")
+    check_same(ranks.world, sample_of(model), "model")
     return ranks
 
 

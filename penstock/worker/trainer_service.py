@@ -139,7 +139,7 @@ class TrainerService:
                 self._publisher.snapshot(plan.publishes, self._trainer.weights())
         seconds = {**result.seconds, "snapshot": time.perf_counter() - start}
         self._longest_s = max(self._longest_s, self._events.now() - begin)
-        tell_parts(self._events, plan.step, begin, seconds)
+        record_parts(self._events, plan.step, begin, seconds)
         return msgspec.structs.replace(result, seconds=seconds)
 
     def _train(self, plan: StepPlan) -> StepResult:
@@ -184,7 +184,7 @@ class TrainerService:
             self._checkpoints.begin(request)
 
 
-def tell_parts(events: Recorder, step: int, begin: float, seconds: Mapping[str, float]) -> None:
+def record_parts(events: Recorder, step: int, begin: float, seconds: Mapping[str, float]) -> None:
     """Record a step and its parts as spans. Parts that alternated over micro-batches are laid end to end, in the
     order in which they first came: their lengths are right, their positions inside the step are not."""
     end = events.now()

@@ -248,7 +248,7 @@ def test_a_worker_that_dies_is_started_and_put_back_to_work() -> None:
         assert stage.owner.told == ["lost", "prepare", "returned"]
         assert stage.recoveries() == [(2, "it was killed", 3.0)]
         assert stage.lines() == [
-            "it was killed; it is started again, and the others go on",
+            "it was killed; restarting it; the others keep running",
             "engine0 is back at work, 3.0 s after it was lost",
         ]
 

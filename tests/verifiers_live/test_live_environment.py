@@ -15,7 +15,7 @@ from penstock.rollout.command_workflow import CommandWorkflow
 from penstock.rollout.episode_rollout import Rollout
 from penstock.rollout.episode_runner import run_episode
 from penstock.rollout.episode_spec import EpisodeSpec
-from penstock.serve.agents.front_door import FrontDoor
+from penstock.serve.agents.agent_server import AgentServer
 from tests.verifiers_live.qwen_tokenizer import make_qwen_tokenizer
 
 EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "verifiers"
@@ -48,7 +48,7 @@ async def play(python: Path, tokenizer: ChatTokenizer, environment: str, said: S
     """One episode of an environment (and options of its runner), in which the policy says this."""
     answers = iter(said)
     engine = ScriptedEngine(lambda request: [*tokenizer.encode(next(answers)), *tokenizer.stop_token_ids])
-    door = FrontDoor(engine, tokenizer, model=tokenizer.name, max_context=2048)
+    door = AgentServer(engine, tokenizer, model=tokenizer.name, max_context=2048)
     await door.open()
     task = Task(id="sums-0", prompt="+", columns={"idx": 0})
     sampling = SamplingParams(max_tokens=128, stop_token_ids=tokenizer.stop_token_ids)

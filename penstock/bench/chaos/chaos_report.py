@@ -118,14 +118,14 @@ def _disturb(report: ChaosReport, kills: int, longest_s: float) -> None:
     while len(report.rows) < kills:
         if len(disturbed.complaints) >= MOST_COMPLAINTS:
             raise PenstockError(f"no more faults after {len(disturbed.complaints)} violations")
-        if not disturbed.is_going_on:
+        if not disturbed.is_running:
             disturbed.begin()
         time.sleep(rng.uniform(0.0, longest_s))
         fault, num_bytes = choose(rng), rng.randint(1, MOST_BYTES)
         waits, at = rng.random() < WAITS, time.monotonic()
-        if not disturbed.is_going_on:
+        if not disturbed.is_running:
             disturbed.note_end()
-        elif disturbed.suffer(fault, num_bytes, wait=waits):
+        elif disturbed.apply(fault, num_bytes, wait=waits):
             report.add(fault, at=at, waited=waits)
             print(f"{len(report.rows)} of {kills}: {fault}", flush=True)
 

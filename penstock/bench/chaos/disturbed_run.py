@@ -43,7 +43,7 @@ MORE_STEPS = 40
 WITHOUT_ROOM_S = 6.0
 """How long the disk is full: longer than a journal waits before its next try."""
 LOOK_AGAIN_S = 0.1
-PATIENCE_S = 600.0
+TIMEOUT_S = 600.0
 """How long a run may take to begin training, or a worker to be replaced."""
 
 
@@ -82,7 +82,7 @@ class DisturbedRun:
         self._wait(lambda: bool(checkpoints_of(self.run)) and self._times_begun() > before)
 
     @property
-    def is_going_on(self) -> bool:
+    def is_running(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
     def note_end(self) -> None:
@@ -94,7 +94,7 @@ class DisturbedRun:
             said = self._output.read_text(errors="replace").strip().splitlines()
             self.complaints.append(f"the run ended by itself: {said[-1] if said else f'with code {code}'}")
 
-    def suffer(self, fault: Fault, num_bytes: int = 0, *, wait: bool = True) -> bool:
+    def apply(self, fault: Fault, num_bytes: int = 0, *, wait: bool = True) -> bool:
         """Apply a fault. With `wait`, wait until the run has recovered; otherwise the next fault may come
         before. Return False if the fault could not be applied, because its process is not running."""
         assert self._process is not None
@@ -120,9 +120,9 @@ class DisturbedRun:
     def end(self) -> None:
         """Wait for the last step, resuming the run if it ends before."""
         for _ in range(3):
-            if not self.is_going_on:
+            if not self.is_running:
                 self.begin()
-            while self.is_going_on:
+            while self.is_running:
                 self._wait_for_step()
             assert self._process is not None
             if self._process.wait() == 0:
@@ -131,7 +131,7 @@ class DisturbedRun:
 
     def kill(self) -> None:
         """Kill the controller if it runs, and audit what that leaves."""
-        if self.is_going_on and self._process is not None:
+        if self.is_running and self._process is not None:
             self._process.kill()
             self._process.wait()
             self._copying.join()
@@ -159,7 +159,7 @@ class DisturbedRun:
         assert self._process is not None
         self._wait(lambda: not any(map(self._is_missing, self._missing)))
         segments = self._segments()
-        if not self.is_going_on or not segments:
+        if not self.is_running or not segments:
             return False
         with no_room(self._process.pid, segments[-1].stat().st_size + num_bytes):
             time.sleep(WITHOUT_ROOM_S)
@@ -190,10 +190,10 @@ class DisturbedRun:
 
     def _wait(self, until: Callable[[], bool]) -> None:
         """Wait until the condition holds or the run has ended."""
-        deadline = time.monotonic() + PATIENCE_S
-        while self.is_going_on and not until():
+        deadline = time.monotonic() + TIMEOUT_S
+        while self.is_running and not until():
             if time.monotonic() > deadline:
-                raise PenstockError(f"the run stands still for {PATIENCE_S:.0f} s; see {self._output}")
+                raise PenstockError(f"the run stands still for {TIMEOUT_S:.0f} s; see {self._output}")
             time.sleep(LOOK_AGAIN_S)
 
 

@@ -41,13 +41,13 @@ class EndlessDecoding:
         return self._seen[version]
 
     async def drain(self) -> None:
-        """Let no sequence begin until `go_on`, and return when none runs."""
+        """Let no sequence begin until `resume`, and return when none runs."""
         self._may_begin.clear()
         if self._num_running:
             self._none_runs.clear()
             await self._none_runs.wait()
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         self._may_begin.set()
 
     async def _decode(self, number: int) -> None:

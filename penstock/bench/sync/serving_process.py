@@ -32,7 +32,7 @@ FIRST_VERSION = -1
 """The version that is served before the first update."""
 COUNTED = ("tokens", "discarded_tokens", "recomputed_tokens")
 LOOK_EVERY_S = 1e-4
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 LONGEST_LINE = 1 << 26
 
 
@@ -127,7 +127,7 @@ async def take(engine: EmbeddedEngine, delivery: Delivery, decoding: EndlessDeco
     if delivery.drained:
         await decoding.drain()
     receipt = await engine.update(update, delivery.interrupt)
-    decoding.go_on()
+    decoding.resume()
     fresh_at = await asyncio.to_thread(first_token, engine, update.version)
     seen_at = await decoding.until(update.version)
     after = await count(engine)
@@ -151,10 +151,10 @@ async def count(engine: EmbeddedEngine) -> dict[str, float]:
 def first_token(engine: EmbeddedEngine, version: int) -> float:
     """Return when the first token of a version was sampled. A thread polls for it, because the event loop may be
     busy."""
-    until = time.monotonic() + PATIENCE_S
+    until = time.monotonic() + TIMEOUT_S
     while engine.newest_version() < version:
         if time.monotonic() > until:
-            raise TimeoutError(f"no token of version {version} within {PATIENCE_S:.0f} s")
+            raise TimeoutError(f"no token of version {version} within {TIMEOUT_S:.0f} s")
         time.sleep(LOOK_EVERY_S)
     return time.monotonic()
 

@@ -64,7 +64,7 @@ class DiskRoom:
     def _begin_waiting(self, error: Exception) -> None:
         if not self.is_full:
             self._say(
-                "the disk is full: the run waits, and loses nothing; make room and it goes on by itself "
+                "the disk is full: the run waits, and loses nothing; make room and it continues by itself "
                 f"({error})"
             )
         self._num_waiting += 1
@@ -75,4 +75,4 @@ class DiskRoom:
         if not self.is_full:
             self._there.set()
             if there_is_room and not self._given_up.is_set():
-                self._say("the disk has room again: the run goes on, and nothing was lost")
+                self._say("the disk has room again: the run continues, and nothing was lost")

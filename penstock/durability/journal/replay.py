@@ -101,7 +101,7 @@ def _replay_segment(
     if size < len(data) and (not is_last or follows_good_frame(data, size, sequence)):
         raise JournalDamaged(
             f"{name} is damaged at byte {size}: a checksum differs, and records behind it are whole, so this is "
-            "no write that a crash cut off; restore the file from a copy, or remove the journal folder to go on "
+            "no write that a crash cut off; restore the file from a copy, or remove the journal folder to continue "
             "from the last checkpoint alone"
         )
     if size == 0 and not is_last:
@@ -111,4 +111,6 @@ def _replay_segment(
 
 def _check_order(name: str, found: Frame, last: int) -> None:
     if last and found.sequence != last + 1:
-        raise JournalDamaged(f"{name} goes on with commit {found.sequence} after {last}: records are missing")
+        raise JournalDamaged(
+            f"{name} continues with commit {found.sequence} after {last}: records are missing"
+        )

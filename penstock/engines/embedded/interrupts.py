@@ -61,7 +61,7 @@ class Interrupts:
         try:
             yield drain
         finally:
-            self._scheduler.let_go()
+            self._scheduler.release_held()
             self.counters["drain_s"] += drain.took_s
             self._wake()
 

@@ -31,7 +31,7 @@ def keep_logits_in_float32(model: nn.Module) -> None:
     head = model.get_output_embeddings()  # type: ignore[operator]
     if type(head) is not nn.Linear:
         log.warning(
-            "logits of %s stay in its own format: its head is no linear layer but %s",
+            "logits of %s stay in its own format: its output head is not a linear layer but %s",
             type(model).__name__,
             type(head).__name__,
         )

@@ -184,7 +184,7 @@ class ModelRunner:
         self._host_routes.copy_blocks(batch.copies)
         replay = self._host_routes.replay(batch.spans, layout.owners, self.device)
         recording = Recording(self._routers.shape.num_layers, replay)
-        with self._routers.seen_by(recording):
+        with self._routers.observed_by(recording):
             logits = self._run(layout.input_ids, layout.positions, rows)
         self._host_routes.write(layout.slots, recording.ids)
         return logits
@@ -204,7 +204,7 @@ class ModelRunner:
         self._run(one, one, one[0])
         if len(probe.shapes) != int(text_config.num_hidden_layers):
             raise UserError(
-                "the embedded engine serves models whose every layer is attention; "
+                "the embedded engine serves models in which every layer has attention; "
                 f"{type(self.model).__name__} has {text_config.num_hidden_layers} layers "
                 f"and {len(probe.shapes)} attentions"
             )
@@ -216,5 +216,5 @@ def _max_context(text_config: Any, wanted: int) -> int:
     if wanted and limit and wanted > limit:
         raise UserError(f"engine.max_context must be <= {limit}, the model's own limit, got {wanted}")
     if not (wanted or limit):
-        raise UserError("the model states no longest context; set engine.max_context")
+        raise UserError("the model config gives no maximum context length; set engine.max_context")
     return wanted or limit

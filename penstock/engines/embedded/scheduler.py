@@ -96,17 +96,17 @@ class Scheduler:
             self._waiting.arrive(seq)
 
     def hold(self, policies: Collection[str], on_drained: Callable[[], None]) -> None:
-        """Hold back the requests of these policies that have not begun, until `let_go`. `on_drained` is called
-        when the other requests of these policies have ended."""
+        """Hold back the requests of these policies that have not begun, until `release_held`. `on_drained` is
+        called when the other requests of these policies have ended."""
         assert self._drain is None, "updates are taken one after another"
         self._drain = policies, on_drained
         self._waiting.hold(policies)
         self._tell_if_drained()
 
-    def let_go(self) -> None:
+    def release_held(self) -> None:
         """Let the held requests begin."""
         self._drain = None
-        self._waiting.let_go()
+        self._waiting.release_held()
         self._is_full = False
 
     def finish(self, seq: Sequence) -> None:

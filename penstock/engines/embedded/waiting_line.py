@@ -57,7 +57,7 @@ class WaitingLine:
         self._heap = [(seq.order, seq) for seq in waiting if seq not in self._held]
         heapq.heapify(self._heap)
 
-    def let_go(self) -> None:
+    def release_held(self) -> None:
         """Put the held requests into the line, each in its order."""
         for seq in self._held:
             self.push(seq)

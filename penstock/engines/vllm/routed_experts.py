@@ -105,7 +105,7 @@ def store_answer(
         return None
     if text is None:
         raise BlobLost(
-            f"vLLM told no routed experts for {request.id}; start it with --enable-return-routed-experts"
+            f"vLLM returned no routed experts for {request.id}; start it with --enable-return-routed-experts"
         )
     piece = f".{flight.num_before}" if flight.num_before else ""
     key = f"{request.blob_scope}/{request.id}{piece}.routes"

@@ -74,7 +74,7 @@ def check_experts(url: str, described: Mapping[str, Any]) -> None:
     """Raise `UserError` unless the server's answers include the experts of their tokens."""
     if not described.get("returns_experts"):
         raise UserError(
-            f"the server at {url} does not tell the experts that it chooses: start it with "
+            f"the server at {url} does not return the experts that it chooses: start it with "
             "--enable-return-routed-experts (on a GPU), or set engine.record_routing=off to train without them"
         )
 

@@ -212,7 +212,7 @@ class ServerProcess:
                 "newer"
             )
         return UserError(
-            f"{self.name}: `vllm serve` ended{_how(code)} before it answered; its own words are in the engine's log"
+            f"{self.name}: `vllm serve` ended{_how(code)} before it answered; its output is in the engine's log"
         )
 
 

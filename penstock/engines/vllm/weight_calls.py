@@ -89,7 +89,7 @@ class WeightCalls:
         except HalfLoaded:
             raise
         except PenstockError as error:
-            raise HalfLoaded(f"nobody knows whether version {update.version} was loaded: {error}") from error
+            raise HalfLoaded(f"it is unknown whether version {update.version} was loaded: {error}") from error
         _raise_first(outcomes)
         return Loaded(
             max(each["load_s"] for each in outcomes),

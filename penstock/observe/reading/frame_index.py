@@ -17,7 +17,7 @@ from penstock.observe.store.segments import (
 )
 
 
-class FramePlace(NamedTuple):
+class FrameLocation(NamedTuple):
     key: int
     segment: int
     start: int
@@ -36,7 +36,7 @@ class FrameIndex:
         self._newest = -1
         """Number of the newest segment, which may have grown since."""
         self._heads: dict[int, SegmentHead] = {}
-        self.places: list[FramePlace] = []
+        self.places: list[FrameLocation] = []
         """The frames found, oldest first."""
 
     def refresh(self) -> None:
@@ -62,7 +62,7 @@ class FrameIndex:
             return 0
         return found.st_ino if found.st_size >= self._ends.get(number, 0) else -found.st_ino
 
-    def read(self, place: FramePlace) -> ReadFrame | None:
+    def read(self, place: FrameLocation) -> ReadFrame | None:
         """Read one frame; None if its segment was deleted meanwhile, or it is damaged."""
         try:
             with segment_path(self._folder, self._kind, place.segment).open("rb") as file:
@@ -76,7 +76,7 @@ class FrameIndex:
             return ReadFrame(turn=frame.turn, first=frame.first, records=frame.records, offset_s=offset_s)
         return None
 
-    def offset_s(self, place: FramePlace) -> float:
+    def offset_s(self, place: FrameLocation) -> float:
         """Return the seconds that turn the frame's event times into Unix times."""
         return self._heads[place.segment].offset_s
 
@@ -97,6 +97,6 @@ class FrameIndex:
             if start + at == 0:
                 self._heads[number] = checked_head(data[at + HEADER.size : end], self._folder)
             else:
-                self.places.append(FramePlace(key, number, start + at, end - at))
+                self.places.append(FrameLocation(key, number, start + at, end - at))
             at = end
         self._ends[number] = start + at

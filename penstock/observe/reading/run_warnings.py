@@ -33,7 +33,7 @@ def _ended(run: RunReading) -> Iterator[RunWarning]:
         yield RunWarning(
             what="the run did not end by itself",
             why=f"its last phase was {run.state.phase!r}, at step {run.state.step} of {run.state.steps_planned}",
-            fix=f"penstock doctor {run.folder} says how it is; penstock resume goes on from a checkpoint",
+            fix=f"penstock doctor {run.folder} diagnoses it; penstock resume resumes from a checkpoint",
         )
     for recovery in run.recoveries[-3:]:
         yield RunWarning(
@@ -193,7 +193,7 @@ def _records(run: RunReading) -> Iterator[RunWarning]:
     if run.steps.num_undone:
         yield RunWarning(
             what=f"{run.steps.num_undone} steps were undone and trained again",
-            why="a trainer or the run went on from a checkpoint",
+            why="a trainer or the run resumed from a checkpoint",
             fix="nothing: each step counts once",
         )
     if run.num_damaged:

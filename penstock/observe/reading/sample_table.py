@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.observe.events import SampleEvent
-from penstock.observe.reading.frame_index import FrameIndex, FramePlace
+from penstock.observe.reading.frame_index import FrameIndex, FrameLocation
 from penstock.observe.store.segments import Texts
 
 Rows = npt.NDArray[np.int64]
@@ -55,7 +55,7 @@ class SampleTable:
         self._columns: dict[str, npt.NDArray[Any]] = {}
         self._undone: set[int] = set()
         self._of_step: dict[int, list[int]] = {}
-        self._last_frame: tuple[FramePlace, list[Texts], int] | None = None
+        self._last_frame: tuple[FrameLocation, list[Texts], int] | None = None
 
     def __len__(self) -> int:
         return len(self._events)
@@ -210,4 +210,4 @@ class SampleTable:
         return prompt, records[at].answer, records[at].message
 
 
-_key: Callable[[FramePlace], int] = lambda place: place.key  # noqa: E731
+_key: Callable[[FrameLocation], int] = lambda place: place.key  # noqa: E731

@@ -20,7 +20,7 @@ from penstock.observe.store.segments import (
     segments_of,
     span_key,
 )
-from penstock.observe.writers.patient_lines import PatientLines
+from penstock.observe.writers.buffered_lines import BufferedLines
 
 SEGMENT_BYTES = 8 << 20
 SEGMENTS_OF_A_BUDGET = 8
@@ -43,7 +43,7 @@ class SegmentWriter:
         self._max_bytes = max_bytes
         limit = SEGMENT_BYTES if max_bytes is None else max_bytes // SEGMENTS_OF_A_BUDGET
         self._segment_bytes = min(SEGMENT_BYTES, limit)
-        self._lines: PatientLines | None = None
+        self._lines: BufferedLines | None = None
         self._size = 0
         for left in folder.glob(f"{self._kind}-*.seg.part"):  # left by a crash
             left.unlink()
@@ -91,7 +91,7 @@ class SegmentWriter:
                 return
             self._lines.close()
         self._number += 1
-        self._lines = PatientLines(segment_path(self._folder, self._kind, self._number))
+        self._lines = BufferedLines(segment_path(self._folder, self._kind, self._number))
         self._lines.add(self._head)
         self._size = len(self._head)
 

@@ -5,14 +5,14 @@ import json
 import math
 from pathlib import Path
 
-from penstock.observe.writers.patient_lines import PatientLines
+from penstock.observe.writers.buffered_lines import BufferedLines
 
 
 class JsonlWriter:
     name = "metrics.jsonl"
 
     def __init__(self, path: Path) -> None:
-        self._lines = PatientLines(path)
+        self._lines = BufferedLines(path)
 
     def write(self, step: int, metrics: dict[str, float]) -> None:
         """Write one line. NaN and infinity, which JSON lacks, become null."""

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from penstock.observe.events import AnyEvent, RecoveryEvent, as_fields
-from penstock.observe.writers.patient_lines import PatientLines
+from penstock.observe.writers.buffered_lines import BufferedLines
 
 NAME = "recoveries.jsonl"
 
@@ -16,10 +16,10 @@ class RecoveriesWriter:
     """Writes recoveries, as a `penstock.observe.event_stream.Reader`. The file is made at the first one. A full
     disk delays lines until a later event finds room."""
 
-    def __init__(self, folder: Path, *, open_lines: Callable[[Path], PatientLines] = PatientLines) -> None:
+    def __init__(self, folder: Path, *, open_lines: Callable[[Path], BufferedLines] = BufferedLines) -> None:
         self._path = folder / NAME
         self._open = open_lines
-        self._lines: PatientLines | None = None
+        self._lines: BufferedLines | None = None
 
     def on(self, event: AnyEvent) -> None:
         if isinstance(event, RecoveryEvent):

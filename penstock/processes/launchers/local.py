@@ -22,8 +22,8 @@ from penstock.channel.address import Listener, incarnation_name
 from penstock.channel.token_pipe import token_pipe
 from penstock.errors import WorkerDied
 from penstock.processes.launchers import Launcher, Worker
+from penstock.processes.launchers.death_report import count_oom_kills, death_of
 from penstock.processes.launchers.keeper import Keeper, end_group
-from penstock.processes.launchers.last_words import count_oom_kills, death_of
 from penstock.processes.launchers.launcher_kinds import LauncherParts
 from penstock.processes.launchers.private_folder import PrivateFolder
 from penstock.processes.launchers.signals import STACKS, held

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from penstock.channel import Channel, remote
 from penstock.errors import ChannelClosed, PenstockError, RemoteError, WorkerDied
-from penstock.processes.launchers.last_words import LastLines
+from penstock.processes.launchers.death_report import LastLines
 from penstock.processes.launchers.node_calls import BEAT_S, LOST_S, Node, WorkerOrder
 from penstock.processes.launchers.user_files import UserFiles
 from penstock.safe_files import open_private

@@ -53,8 +53,8 @@ def connect_to_ray(address: str, environ: Mapping[str, str], log: Callable[[str]
     cloudpickle.register_pickle_by_value(sys.modules[__name__])  # of `PlacingActor`
     if environ.get(AUTH_MODE) != "token":
         log(
-            "WARNING: this Ray cluster has no token authentication: whoever reaches its ports can run code on its "
-            "nodes; start every node, and this run, with RAY_AUTH_MODE=token (docs/cluster.md)"
+            "WARNING: this Ray cluster has no token authentication: anyone who reaches its ports can run code on "
+            "its nodes; start every node, and this run, with RAY_AUTH_MODE=token (docs/cluster.md)"
         )
     if address.startswith(CLIENT):
         return _address_towards(address.removeprefix(CLIENT))

@@ -23,7 +23,7 @@ from penstock.processes.launchers.joining import read_token
 from penstock.processes.launchers.launcher_kinds import LauncherParts
 from penstock.processes.launchers.ray_connection import AgentEnd, PlacingActor, connect_to_ray, first_line
 from penstock.processes.launchers.remote import RemoteLauncher
-from penstock.processes.launchers.signals import take_back
+from penstock.processes.launchers.signals import restore_handlers
 
 NODE_ID = "ray.io/node-id"
 HOST = "NodeManagerHostname"
@@ -32,7 +32,7 @@ AVOID_S = 90.0
 SAY_AGAIN_S = 30.0
 
 
-class RayPlace:
+class RayAgent:
     """Implements `remote.Placed`: an actor that runs an agent."""
 
     channel: Channel | None = None
@@ -110,7 +110,7 @@ class RayPlacer:
         self._stale: set[tuple[str, ...]] = set()
         """Members of placement groups with a node that does not answer."""
 
-    async def place(self, name: str, incarnation: int, *, address: str, token: str, threads: int) -> RayPlace:
+    async def place(self, name: str, incarnation: int, *, address: str, token: str, threads: int) -> RayAgent:
         members = next((names for names in self._together if name in names), (name,))
         bundle = dict(self._resources(name, threads))
         group = await self._find_room(members, bundle, is_first=incarnation == 1 and not self._joins(name))
@@ -118,7 +118,7 @@ class RayPlacer:
         arguments += ["--name", name, "--incarnation", str(incarnation)]
         index = members.index(name)
         actor, running, node = await asyncio.to_thread(self._start, group, index, bundle, arguments, token)
-        return RayPlace(actor, running, lambda: self._give_back(members), lambda: self._avoid(node, members))
+        return RayAgent(actor, running, lambda: self._give_back(members), lambda: self._avoid(node, members))
 
     def _avoid(self, node: str, members: tuple[str, ...]) -> None:
         self._avoided[node] = time.monotonic() + AVOID_S
@@ -271,7 +271,7 @@ def _last_line(text: str) -> str:
 async def open_ray(parts: LauncherParts) -> AsyncIterator[Launcher]:
     config, files = parts.config, parts.files()
     host = await asyncio.to_thread(connect_to_ray, config.address, parts.environ, parts.log)
-    take_back()
+    restore_handlers()
     placer = RayPlacer(
         resources=lambda name, threads: resources_of(config, parts.on_gpu, name, threads),
         together=parts.together,

@@ -25,7 +25,7 @@ def held() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def take_back() -> None:
+def restore_handlers() -> None:
     """Set Python's handlers again after a library has installed its own below them. Ray's end the process 3 s
     after a SIGTERM."""
     if threading.current_thread() is threading.main_thread():

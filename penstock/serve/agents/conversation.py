@@ -31,7 +31,7 @@ else; or its history was rewritten, by `client` or `template`."""
 REWRITTEN: tuple[Kind, ...] = ("client", "template")
 END = "\u2402end of answer\u2403"
 """Marks where a template puts the end of an answer."""
-TELLING = 8
+MIN_QUOTED_TOKENS = 8
 """An answer of at least this many tokens does not occur in another prompt by chance."""
 
 
@@ -222,7 +222,7 @@ class PromptHistory:
             if prompt == seen:
                 return turn.prompt_ids.tolist(), False
         is_rewritten = any(
-            prompt.startswith(seen) or (len(turn.output_ids) >= TELLING and turn.text in prompt)
+            prompt.startswith(seen) or (len(turn.output_ids) >= MIN_QUOTED_TOKENS and turn.text in prompt)
             for seen, turn in known
             if seen and turn.text
         )
@@ -244,7 +244,7 @@ class PromptHistory:
         said = turn.output_ids
         if len(said) and int(said[-1]) in self._tokenizer.stop_token_ids:
             said = said[:-1]
-        return len(said) >= TELLING and _contains(prompt, said)
+        return len(said) >= MIN_QUOTED_TOKENS and _contains(prompt, said)
 
 
 def _begins(whole: IntArray, part: IntArray) -> bool:

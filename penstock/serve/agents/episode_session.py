@@ -297,7 +297,7 @@ class EpisodeKeys:
         if key in self._expired:
             raise over()
         raise ApiError(
-            "the key is of no episode: send the one that the episode was given, as `Authorization: Bearer KEY` "
+            "unknown episode key: send the one that the episode was given, as `Authorization: Bearer KEY` "
             "(api_key of OpenAI's client)",
             status=401,
             kind="authentication_error",

@@ -150,8 +150,8 @@ class CheckpointWriter:
 
     def _gather(self, own: Mapping[Path, Checksum]) -> dict[Path, Checksum]:
         """Join the checksums of what every rank wrote."""
-        told = msgspec.json.encode({str(path): known for path, known in own.items()})
-        parts = self._ranks.gather(np.frombuffer(told, dtype=np.uint8))
+        encoded = msgspec.json.encode({str(path): known for path, known in own.items()})
+        parts = self._ranks.gather(np.frombuffer(encoded, dtype=np.uint8))
         read = [msgspec.json.decode(bytes(part), type=dict[str, Checksum]) for part in parts]
         return {Path(path): known for part in read for path, known in part.items()}
 

@@ -47,7 +47,7 @@ class Copies:
         self._queued = queued
         self._copying = copying
 
-    def hold_update(self) -> None:
+    def wait_before_update(self) -> None:
         """Make the work that this thread queues next, which may change the tensors, wait for the copies. On a
         GPU only its stream waits."""
         if self._queued is not None:

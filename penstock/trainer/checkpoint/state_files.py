@@ -86,7 +86,7 @@ def _read_plain(folder: Path) -> Any:
 def unreadable(folder: Path, error: Exception) -> UserError:
     return UserError(
         f"the trainer's state in {folder} can't be read ({type(error).__name__}: {error}); remove this "
-        "checkpoint to go on from the one before"
+        "checkpoint to resume from the previous one"
     )
 
 

@@ -167,7 +167,7 @@ class PackedModel:
         routers = self.require_routers()
         routers.watch()
         recording = Recording(routers.shape.num_layers)
-        with routers.seen_by(recording):
+        with routers.observed_by(recording):
             self._outputs(row)
         return torch.stack([ids for ids in recording.ids if ids is not None])
 
@@ -280,7 +280,7 @@ def call(function: Callable[..., Any], *args: Any) -> Any:
     return function(*args)
 
 
-def let_go(model: nn.Module) -> None:
+def release_gathered(model: nn.Module) -> None:
     """Release the weights that a forward pass without backward has left gathered, before the weights change."""
     for module in model.modules():
         reshard: Any = getattr(module, "reshard", None)

@@ -35,12 +35,12 @@ class VocabularyPart:
         own = torch.stack([lse, entropy, chosen])
         parts = [torch.empty_like(own) for _ in range(dist.get_world_size(self.group))]
         dist.all_gather(parts, own, group=self.group)
-        told = torch.stack(parts)
-        total = told[:, 0].logsumexp(dim=0)
-        shares = (told[:, 0] - total).exp()
+        gathered = torch.stack(parts)
+        total = gathered[:, 0].logsumexp(dim=0)
+        shares = (gathered[:, 0] - total).exp()
         # A part in which truncation cut every id has no mean logit, and no share.
-        means = torch.where(shares > 0, told[:, 0] - told[:, 1], 0.0)
-        return total, total - (shares * means).sum(dim=0), told[:, 2].sum(dim=0)
+        means = torch.where(shares > 0, gathered[:, 0] - gathered[:, 1], 0.0)
+        return total, total - (shares * means).sum(dim=0), gathered[:, 2].sum(dim=0)
 
     def sum(self, gradient: torch.Tensor) -> torch.Tensor:
         """Sum the gradients of all parts, in place."""

@@ -1,8 +1,8 @@
 """Shards a model with FSDP2: each rank keeps a part of every weight, its gradient and its optimizer states.
 
-A layer's weights are gathered when it runs and released after, or stay until `let_go` releases them before
-the update (`trainer.gather`). The gradient is a plain sum over ranks: losses are over the denominators of the
-whole step, so nothing is divided.
+A layer's weights are gathered when it runs and released after, or stay until `release_gathered` releases them
+before the update (`trainer.gather`). The gradient is a plain sum over ranks: losses are over the denominators of
+the whole step, so nothing is divided.
 
 Two bugs that raise no error are avoided here. A divide factor acts on one module, not on those inside it, so
 it is set on all of them. A factor other than 1 is applied twice in a group of one rank (torch 2.13), or makes
@@ -30,8 +30,8 @@ def shard_model(
     model: nn.Module, ranks: ProcessRanks, *, computes_in: torch.dtype, keeps: bool = False
 ) -> None:
     """Split the weights of a model in place, layer by layer. Masters keep their format (float32); layers compute
-    in `computes_in`, and gradients are summed in float32. With `keeps`, gathered weights stay until `let_go`.
-    """
+    in `computes_in`, and gradients are summed in float32. With `keeps`, gathered weights stay until
+    `release_gathered`."""
     parallel = ranks.layout.parallel
     mesh = ranks.mesh["data", "shard"] if parallel.data > 1 else ranks.mesh["shard"]
     policy = MixedPrecisionPolicy(

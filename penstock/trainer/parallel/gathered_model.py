@@ -31,8 +31,8 @@ def gather_model(
 def _gather(shard: LocalShard | None, ranks: GroupRanks) -> torch.Tensor | None:
     """Gather one tensor. Each rank first reports its part, and that it has the memory to send or receive: a rank
     without memory must not leave the others waiting."""
-    told = ranks.gather(np.zeros(0, dtype=np.int64) if shard is None else _header(shard))
-    parts = {rank: _read(header) for rank, header in enumerate(told) if header.size}
+    gathered = ranks.gather(np.zeros(0, dtype=np.int64) if shard is None else _header(shard))
+    parts = {rank: _read(header) for rank, header in enumerate(gathered) if header.size}
     buffers: dict[int, torch.Tensor] = {}
     whole: list[torch.Tensor] = []
 

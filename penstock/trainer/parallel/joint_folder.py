@@ -38,8 +38,8 @@ def agree(ranks: Ranks, work: Callable[[], None]) -> None:
         work()
     except Exception as error:
         failure = error
-    told = ranks.gather(np.array([failure is not None]))
+    gathered = ranks.gather(np.array([failure is not None]))
     if failure is not None:
         raise failure
-    if any(bool(part.any()) for part in told):
+    if any(bool(part.any()) for part in gathered):
         raise UserError("another rank could not write its part")

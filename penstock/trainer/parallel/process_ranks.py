@@ -117,12 +117,12 @@ def leave_ranks() -> None:
         dist.destroy_process_group()
 
 
-def check_alike(ranks: GroupRanks, values: bytes, what: str) -> None:
+def check_same(ranks: GroupRanks, values: bytes, what: str) -> None:
     """Refuse ranks whose values differ, because they were started differently or their machines differ."""
     first, *others = ranks.gather(np.frombuffer(values, dtype=np.uint8))
     if any(other.tobytes() != first.tobytes() for other in others):
         raise UserError(
-            f"all ranks of a trainer must have the same {what}, and they differ; start them alike"
+            f"all ranks of a trainer must have the same {what}, and they differ; start them with the same settings"
         )
 
 

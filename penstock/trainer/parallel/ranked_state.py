@@ -81,7 +81,7 @@ def load_ranked(
         raise UserError(
             f"a checkpoint with trainer.optimizer_states=8bit must be read in the layout that wrote it "
             f"({_said(wrote)}) or with another number of copies (trainer.parallel.data), got {_said(wanted)}; only "
-            "float32 and cpu can be laid out anew"
+            "float32 and cpu can be loaded in another layout"
         )
     try:
         return _assemble(sources, shards, order, cut=states == "cpu")

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 
 
 class SingleRank:
@@ -51,7 +51,7 @@ class ThreadRanks:
     @classmethod
     def of(cls, size: int) -> "list[ThreadRanks]":
         table: list[Array | None] = [None] * size
-        barrier = threading.Barrier(size, timeout=PATIENCE_S)
+        barrier = threading.Barrier(size, timeout=TIMEOUT_S)
         return [cls(rank, table, barrier) for rank in range(size)]
 
     def gather(self, values: Array) -> list[Array]:

@@ -16,7 +16,7 @@ from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 
 from penstock.errors import UserError
 from penstock.trainer.forward.dummy_batch import filler
-from penstock.trainer.forward.packed_model import PackedModel, let_go
+from penstock.trainer.forward.packed_model import PackedModel, release_gathered
 from penstock.trainer.parallel.fully_sharded import shard_model
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def _split_matrices(
 @torch.no_grad()
 def _probe(packed: PackedModel, device: str) -> torch.Tensor:
     found = packed(filler(packed.model, device), replays_routing=False).logprobs.float().cpu()
-    let_go(packed.model)
+    release_gathered(packed.model)
     return found
 
 

@@ -118,7 +118,7 @@ def idle_corrections(algorithm: AlgorithmConfig) -> list[str]:
             correction = CORRECTIONS.bind(name, arguments)
             try:
                 acts_here, acts_there = (
-                    bool((correction(_made_up(of)) != 1).any()) for of in (proximal, "start")
+                    bool((correction(_synthetic_tokens(of)) != 1).any()) for of in (proximal, "start")
                 )
             except Exception:  # a user's function may need columns, which these tokens do not have
                 continue
@@ -133,7 +133,7 @@ def idle_corrections(algorithm: AlgorithmConfig) -> list[str]:
     return said
 
 
-def _made_up(proximal: str) -> LossTokens:
+def _synthetic_tokens(proximal: str) -> LossTokens:
     """Make eight synthetic sequences that the policy has moved away from or towards, near and far, as a first
     pass sees them."""
     segments = torch.arange(8).repeat_interleave(8)

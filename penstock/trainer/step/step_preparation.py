@@ -102,7 +102,7 @@ class Preparation:
         self._blobs = blobs
         self._ranks: Ranks = ranks or SingleRank()
         can_share = policy.shares_prefixes and (reference is None or reference.shares_prefixes)
-        self.lays_once = config.shared_prompts and can_share
+        self.shares_prompts = config.shared_prompts and can_share
         """Whether rows hold a group's prompt once."""
         self.needs_start = (
             algorithm.needs_values
@@ -161,8 +161,8 @@ class Preparation:
                     rows += self._pack(sequences, plan, routing)
         except BlobLost as error:
             lost = error
-        told = self._ranks.gather(np.array([lost is not None]))
-        if any(bool(part.any()) for part in told):
+        gathered = self._ranks.gather(np.array([lost is not None]))
+        if any(bool(part.any()) for part in gathered):
             raise lost or BlobLost("a blob that another rank needs is lost")
         return [row for row in rows if row is not None]
 
@@ -174,7 +174,7 @@ class Preparation:
         row = PackedRow.of(
             sequences,
             self._device,
-            shared_prompts=self.lays_once,
+            shared_prompts=self.shares_prompts,
             columns=plan.columns,
             blobs=self._blobs,
             routing=routing,
@@ -205,7 +205,7 @@ class Preparation:
     def _cut(self, sequences: tuple[TrainSequence, ...]) -> list[list[TrainSequence]]:
         """Cut a micro-batch whose row may be too long, because the plan counts shared prompts once and the model
         can't share them."""
-        if self.lays_once or not self._config.shared_prompts:
+        if self.shares_prompts or not self._config.shared_prompts:
             return [list(sequences)]
         return self._bins(sequences)
 

@@ -31,7 +31,7 @@ from penstock.engines.embedded.cuda.decode_buffers import (
     DecodeBuffers,
 )
 from penstock.engines.embedded.cuda.decode_rows import ON_DEVICE, Rows, settings_of
-from penstock.engines.embedded.cuda.device_attention import CurrentPass, DeviceAttention, hang_pools
+from penstock.engines.embedded.cuda.device_attention import CurrentPass, DeviceAttention, attach_pools
 from penstock.engines.embedded.cuda.device_routes import DeviceRoutes
 from penstock.engines.embedded.cuda.device_slots import DeviceSlots
 from penstock.engines.embedded.cuda.graphs import Kind, StepGraphs
@@ -101,7 +101,7 @@ class Device:
             vocab=vocab,
         )
         self._in_flight: deque[Launch] = deque()
-        hang_pools(model, cache.pools, self._pass)
+        attach_pools(model, cache.pools, self._pass)
         self._attention = DeviceAttention()
 
     @property

@@ -176,7 +176,7 @@ class DeviceAttention:
         return mixed[None]
 
 
-def hang_pools(model: nn.Module, pools: dict[int, torch.Tensor], current: CurrentPass) -> None:
+def attach_pools(model: nn.Module, pools: dict[int, torch.Tensor], current: CurrentPass) -> None:
     """Give each attention module the pool of its layer, and each pool the pass of its engine."""
     for pool in pools.values():
         pool._penstock_pass = current  # type: ignore[attr-defined]

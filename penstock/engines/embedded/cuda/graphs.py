@@ -148,7 +148,7 @@ class StepGraphs:
         except RuntimeError as error:
             torch.cuda.set_stream(stream)  # a failed capture does not restore it
             torch.cuda.synchronize(self._device)
-            log.warning("decode steps are run one by one, which is slower than a CUDA graph: %s", error)
+            log.warning("decode steps run without CUDA graphs, which is slower: %s", error)
             self.captures = False
             return None
         self._memory = graph.pool()
@@ -178,7 +178,7 @@ class StepGraphs:
             drawn.logprobs,
             buffers.ints[POLICY],
             gate.versions,
-            gate.told,
+            gate.device_report,
             buffers=buffers,
             first_stop=FIRST_STOP,
         )

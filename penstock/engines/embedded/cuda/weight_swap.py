@@ -53,9 +53,9 @@ class Gate:
         self._spare = list(range(len(versions), len(versions) + spare))
         self.versions = torch.zeros(len(versions) + spare, dtype=torch.int64, device=device)
         """The live version of each policy, by the policy's number, for kernels to read."""
-        self.told = _host_memory(NEWEST + len(self.versions), device)
+        self.device_report = _host_memory(NEWEST + len(self.versions), device)
         """What the device reports: see `STOPPED` and its neighbours in `kernels.step_end`."""
-        self._answers: Any = self.told.numpy()
+        self._answers: Any = self.device_report.numpy()
         self._asked = _host_memory(1, device)
         self._opened = torch.zeros(1, dtype=torch.int64, device=device)
         self._number = 0
@@ -66,7 +66,7 @@ class Gate:
         # One by one, as updates do: a number's address decides which kernel writes it, and this loads it.
         for number, version in enumerate([*versions.values(), *[NOTHING_DRAWN] * spare]):
             self.versions[number].fill_(version)
-            self.told[NEWEST + number] = version
+            self.device_report[NEWEST + number] = version
 
     def number(self, policy: str) -> int:
         """Return the number of a policy; a new one gets the next free number."""
@@ -99,12 +99,12 @@ class Gate:
 
     def drew(self) -> None:
         """Queue a report that tokens were drawn with the live weights."""
-        self.told[NEWEST:].copy_(self.versions, non_blocking=True)
+        self.device_report[NEWEST:].copy_(self.versions, non_blocking=True)
 
     def check(self, patience_ns: int = PATIENCE_NS) -> None:
         """Queue a gate, at which the device may have to wait."""
         if self._stops:
-            stop_if_asked(self._asked, self._opened, self.told, patience_ns)
+            stop_if_asked(self._asked, self._opened, self.device_report, patience_ns)
 
     def raise_if_given_up(self) -> None:
         """Raise if the device stopped waiting before it had new weights: what it then computed may have used
@@ -174,7 +174,7 @@ class Gate:
         self._answers[GAVE_UP] = 0
         if not self._stops:
             log.info(
-                "new weights wait for what is in flight: streams of this process do not run side by side"
+                "new weights wait for what is in flight: CUDA streams of this process do not run concurrently"
             )
 
 

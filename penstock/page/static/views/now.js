@@ -31,7 +31,7 @@ function show(top, found) {
 
 function sentence({ status, ended, is_running }) {
   const limit = status.bottleneck;
-  if (ended === "died") return el("p.limit.lost", null, el("b", null, "The run has died: "), `nobody holds its folder, and no end was written. It was at step ${status.step}; penstock resume goes on from its last checkpoint.`);
+  if (ended === "died") return el("p.limit.lost", null, el("b", null, "The run has died: "), `no controller holds its folder, and no end was written. It was at step ${status.step}; penstock resume goes on from its last checkpoint.`);
   if (!is_running) return el("p.limit", null, el("b", null, "The run has ended. "), `It took ${duration(status.elapsed_s)} for ${count(status.step)} steps.`);
   if (!limit) return el("p.limit", null, el("b", null, `${status.phase}. `), status.phase === "training" ? "What limits the run is known after a few steps." : "");
   return el("p.limit", null, el("b", null, `Limited by ${limit.who}: `), `${limit.why}.`);

@@ -59,7 +59,7 @@ def advance(
     logprobs: torch.Tensor,
     policies: torch.Tensor,
     versions: torch.Tensor,
-    told: torch.Tensor,
+    device_report: torch.Tensor,
     *,
     buffers: "DecodeBuffers",
     first_stop: int,
@@ -73,8 +73,8 @@ def advance(
     _advance_kernel[(1,)](
         drawn, logprobs, buffers.tokens, buffers.ints, buffers.ended, buffers.lengths, stops,
         policies, buffers.output_tokens, buffers.output_logprobs, buffers.step,
-        versions, buffers.output_versions, told[NEWEST:], rows, buffers.output_tokens.shape[1], stops.stride(0),
-        len(versions), STOPS=len(stops), SIZE=min(1024, triton.next_power_of_2(rows)),
+        versions, buffers.output_versions, device_report[NEWEST:], rows, buffers.output_tokens.shape[1],
+        stops.stride(0), len(versions), STOPS=len(stops), SIZE=min(1024, triton.next_power_of_2(rows)),
         POLICIES=triton.next_power_of_2(len(versions)), num_warps=8,
     )  # fmt: skip
 
@@ -95,31 +95,33 @@ def _fence():  # what was stored before is seen by the host before what is store
 
 @triton.jit
 def _gate_kernel(
-    asked, opened, told, patience_ns,
+    asked, opened, device_report, patience_ns,
     STOPPED: tl.constexpr, STOOD_NS: tl.constexpr, WENT_ON: tl.constexpr, GAVE_UP: tl.constexpr,
 ):  # fmt: skip
-    """Wait in one warp, so that all threads see the same. `asked` and `told` are in host memory."""
+    """Wait in one warp, so that all threads see the same. `asked` and `device_report` are in host memory."""
     ticket = tl.load(asked, volatile=True)
     seen = tl.load(opened, volatile=True)
     if seen < ticket:
         start = _nanoseconds()
-        tl.store(told + STOPPED, ticket)
+        tl.store(device_report + STOPPED, ticket)
         _fence()
         stood = start - start
         while (seen < ticket) & (stood < patience_ns):
             seen = tl.load(opened, volatile=True)
             stood = _nanoseconds() - start
         if seen < ticket:
-            tl.store(told + GAVE_UP, ticket)
-        tl.store(told + STOOD_NS, stood)
+            tl.store(device_report + GAVE_UP, ticket)
+        tl.store(device_report + STOOD_NS, stood)
         _fence()
-        tl.store(told + WENT_ON, ticket)
+        tl.store(device_report + WENT_ON, ticket)
 
 
-def stop_if_asked(asked: torch.Tensor, opened: torch.Tensor, told: torch.Tensor, patience_ns: int) -> None:
-    """Wait while `asked`, a number in host memory, is above `opened`, and report that in `told`. After
+def stop_if_asked(
+    asked: torch.Tensor, opened: torch.Tensor, device_report: torch.Tensor, patience_ns: int
+) -> None:
+    """Wait while `asked`, a number in host memory, is above `opened`, and report that in `device_report`. After
     `patience_ns` the device gives up, reports that too, and continues."""
     _gate_kernel[(1,)](
-        asked, opened, told, patience_ns,
+        asked, opened, device_report, patience_ns,
         STOPPED=STOPPED, STOOD_NS=STOOD_NS, WENT_ON=WENT_ON, GAVE_UP=GAVE_UP, num_warps=1,
     )  # fmt: skip

@@ -10,7 +10,7 @@ from penstock.safe_files import FULL_DISK
 MAX_WAITING_BYTES = 64 << 20
 
 
-class PatientLines:
+class BufferedLines:
     """Appends to a file. Bytes that a full disk refuses wait in memory and are written first once there is room."""
 
     def __init__(self, path: Path, *, write: Callable[[int, bytearray], int] = os.write) -> None:

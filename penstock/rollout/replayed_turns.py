@@ -35,7 +35,7 @@ class WorkLog(Protocol):
     def append(self, record: WorkProgressed) -> object: ...
 
 
-class KeptTurns:
+class ReplayedTurns:
     """Wraps engines as a `TokenSource` that logs and replays turns. Requests of evaluations pass through."""
 
     def __init__(
@@ -95,7 +95,7 @@ class KeptTurns:
             if not self.counts["diverged_turns"]:
                 self._say(
                     f"turn {number} of episode g{group}.{episode} has another prompt than before the restart: the "
-                    "workflow took another way, and the turn is generated afresh"
+                    "workflow diverged, and the turn is generated afresh"
                 )
             self.counts["diverged_turns"] += 1
             return ()
@@ -138,7 +138,7 @@ class _KeptTurn:
             self._num_kept = 0
         self.answer.add(chunk)
         self._waiting.append(chunk)
-        if chunk.finish_reason == "cancelled" or not self.answer.may_end(chunk):
+        if chunk.finish_reason == "cancelled" or not self.answer.can_resume_after(chunk):
             return
         group, episode, turn = self._place
         kept = joined_chunk(self._waiting)

@@ -17,12 +17,12 @@ from penstock.processes.replaceable import ReplaceableWorker
 from penstock.processes.supervision import Gathering
 from penstock.trainer.trainer_start import START_TRAINER, TrainerStart
 
-LAST_WORDS_S = 5.0
+ANSWER_GRACE_S = 5.0
 """How long the death of a rank may take to be noticed after another rank has failed because of it."""
 
 
-class RankPlaces:
-    """`RankPlaces` stands for all ranks where one `ReplaceableWorker` is expected. Name and channel are the
+class TrainerRanks:
+    """`TrainerRanks` stands for all ranks where one `ReplaceableWorker` is expected. Name and channel are the
     first rank's."""
 
     def __init__(self, members: Sequence[ReplaceableWorker], start: TrainerStart, *, meet: str) -> None:
@@ -50,7 +50,7 @@ class RankPlaces:
         deaths = [member.last_death for member in self.members if member.last_death is not None]
         return max(deaths, key=lambda death: death.out_of_memory, default=None)
 
-    def begin_with(self, start: TrainerStart) -> None:
+    def set_start(self, start: TrainerStart) -> None:
         """Set the start message of the next processes, apart from their ranks."""
         self._start = start
 
@@ -64,7 +64,7 @@ class RankPlaces:
             await others.wait(member)
 
         for rank, member in enumerate(self.members):
-            member.begin_with(self._starting(rank, rendezvous))
+            member.set_start(self._starting(rank, rendezvous))
         await _all_or_none([start(member) for member in self.members])
 
     async def restart(self) -> None:
@@ -101,7 +101,7 @@ async def _all_or_none(calls: Sequence[Coroutine[Any, Any, None]]) -> None:
     try:
         done, waiting = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
         if waiting and not any(isinstance(task.exception(), UserError | WorkerDied) for task in done):
-            await asyncio.wait(waiting, timeout=LAST_WORDS_S, return_when=asyncio.FIRST_EXCEPTION)
+            await asyncio.wait(waiting, timeout=ANSWER_GRACE_S, return_when=asyncio.FIRST_EXCEPTION)
     finally:
         for task in tasks:
             task.cancel()

@@ -35,7 +35,7 @@ class RewardBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     parts: dict[str, float] = {}
 
 
-class FrontDoor:
+class AgentServer:
     """Serves agents with turns from `engine`. `names` maps further model names to the policies that answer for
     them. With `streams`, answers are sent as they are sampled: the run's answers do not normally restart."""
 

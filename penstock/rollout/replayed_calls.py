@@ -18,7 +18,7 @@ async def keep_nothing(answer: CallAnswer) -> None:
     """Discard the result, for a run that does not survive a crash."""
 
 
-class KeptCalls:
+class ReplayedCalls:
     """Makes and replays the calls of one episode, numbered in the order of the calls."""
 
     def __init__(self, spec: EpisodeSpec, keep: KeepCall) -> None:
