@@ -21,40 +21,41 @@ from pathlib import Path
 
 BEGINS = set(
     """
-accept act adapt add adjust admit advance aim align allow answer append apply arrange ask assemble assert assign
-attach average await batch begin bind block bound bring broadcast build call cancel cap capture carry cast
-change check choose chunk clamp claim clean clear clip close collect combine come compare compile compose
-compress compute concatenate configure connect contain continue convert copy correct count cover create cut
-damage deal decide declare decode decrease defer define delete deliver depend derive describe detect differ
-disable discard dispatch distribute divide draw drive drop dump emit enable encode end enforce enqueue ensure
-enter enumerate escape estimate evaluate evict examine exclude execute expand expel expect explain export expose
-extend extract fail feed fetch fill filter find finish fit fix flush fold follow forget fork form format forward
-free freeze fuse gather generate get give go group grow guard halve handle hash have hear hide hold identify
-ignore implement import include increase index infer inform init insert install interpret interrupt intersect
-introduce invert issue iterate join judge keep kill know label launch lay learn leave let lift limit link list
-listen load lock log look loop lower make manage map mark mask match materialize may mean measure merge mirror
-move mount multiply must name narrow need normalize note notice notify number obtain offer omit open order
-overlap own pack pad pair parse part pass patch pause pay perform permit pick pin place plan play poll pool post
-predict prefer prepare present prevent print probe process produce project promise propagate protect prove
-provide prune publish pull push put queue quit raise ramp rank reach read rebuild recall receive recognize
-recompute record recover reduce refer refresh refuse register reject relate release reload remain remember
-remove rename render repeat replace replay reply report represent request require reserve reset resize resolve
-respond restart restore restrict resume retry return reuse reverse revive rewrite ring roll rotate round route
-run sample satisfy save say scale scan schedule score search see seed select send separate serialize serve set
-settle shape shard share shift show shrink shut shuffle sign signal simulate skip sleep slice solve sort spare
-spawn spell spend split spread stage stand start state stay step stop store stream strip subscribe substitute
-subtract succeed suggest sum summarize supervise supply support surround swap switch take talk tell terminate
-test throw tie time tokenize trace track train transfer transform translate travel treat trim truncate try tune
-turn undo unite unpack unwrap update upload use validate verify visit wait wake walk want warm warn watch weigh
-weight whiten widen wire withdraw work wrap write yield zero become hand cost happen apply lack last belong lie
-appear arrive speak shorten sit stick
+accept account act adapt add adjust admit advance agree aim align allocate allow announce answer appear append
+apply arrange arrive ask assemble assert assign attach attend average await batch become begin belong bind block
+bound bring broadcast build call cancel cap capture carry cast change check choose chunk claim clamp clean clear
+clip close collect combine come compare compile compose compress compute concatenate configure connect contain
+continue convert copy correct cost count cover create cut damage deal decide declare decode decrease defer
+define delete deliver depend derive describe detach detect diagnose differ disable discard dispatch distribute
+divide draw drive drop dump emit enable encode end enforce enlarge enqueue ensure enter enumerate escape
+estimate evaluate evict examine exclude execute expand expect expel expire explain export expose extend extract
+fail feed fetch fill filter find fingerprint finish fit fix flush fold follow forget fork form format forward
+free freeze fuse gather generate get give go group grow guard halve hand handle happen hash have hear hide hold
+identify ignore implement import include increase index infer inform init insert install intercept interpret
+interrupt intersect introduce invert issue iterate join judge keep kill know label lack last launch lay learn
+leave let lie lift limit link list listen load locate lock log look loop lower make manage map mark mask match
+materialize may mean measure meet merge mirror mix mount move multiply must name narrow need normalize note
+notice notify number obtain offer omit open order outlast overlap own pack pad pair parse part pass patch pause
+pay perform permit pick pin place plan play point poll pool post predict prefer prepare present prevent print
+probe process produce project promise propagate protect prove provide prune publish pull push put queue quit
+raise ramp rank reach read rebuild recall receive recognize recompute reconsider record recover reduce refer
+refresh refuse register reject relate release reload remain remember remove rename render repeat replace replay
+reply report represent request require reserve reset resize resolve respond restart restore restrict resume
+retry return reuse reverse revive rewrite ring rise roll rotate round route run sample satisfy save say scale
+scan schedule score search see seed select send separate serialize serve set settle shape shard share shift
+shorten show shrink shuffle shut sign signal simulate sit skip sleep slice solve sort spare spawn speak specify
+spell spend split spread stack stage stand start state stay step stick stop store stream strip subscribe
+substitute subtract succeed suggest sum summarize supervise supply support surround swap switch take talk teach
+tell terminate test thin throw tie time tokenise tokenize trace track train transfer transform translate travel
+treat trim truncate try tune turn undo unite unload unmap unpack unwrap update upload use validate verify visit
+wait wake walk want warm warn watch weigh weight whiten widen wire withdraw work wrap write yield zero
 """.split()  # noqa: SIM905
 )
 IRREGULAR = {"has": "have", "does": "do", "goes": "go", "is": "be", "are": "be"}
 FINITE = set(
     """
 is are was were has have had does do did can cannot can't may must will would should might could isn't aren't
-doesn't don't won't wasn't weren't hasn't haven't needn't it's that's there's
+doesn't don't won't wasn't weren't hasn't haven't needn't it's that's there's failed ended raised came went kept
 """.split()  # noqa: SIM905
 )
 SUBORDINATE = set(

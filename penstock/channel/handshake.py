@@ -65,8 +65,8 @@ async def introduce(
     welcome = _granted(await _receive(reader, Welcome | Refused))
     if not hmac.compare_digest(welcome.mac, _mac(token, CONTROLLER, nonce, challenge.nonce, name)):
         raise UserError(
-            "the process that answered does not know the run's token, so nothing was taken from it; check the address "
-            "and the token file"
+            "the process that answered does not know the run's token, so nothing was taken from it; check the "
+            "address and the token file"
         )
 
 

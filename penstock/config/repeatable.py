@@ -66,7 +66,7 @@ def conflicts(config: "PenstockConfig") -> list[str]:
 
 
 def _of_engine(engine: "EngineConfig") -> dict[str, bool]:
-    """The settings that the engine's kind needs, each with whether it has the value."""
+    """Return the settings that the engine's kind needs, each with whether it has the value."""
     needed = kind_of(engine.kind).repeats_with
     if needed is None:
         return {f"engine.kind={DEFAULT_KIND} (got {engine.kind})": False}

@@ -162,7 +162,7 @@ def settings_of(section: "EngineConfig") -> Section:
 
 
 def path_of_settings(section: "EngineConfig") -> str:
-    """The key of a config under which the settings of its kind are."""
+    """Return the config key that holds the settings of its kind."""
     return f"engine.{section.kind}" if section.kind in KINDS else "engine.settings"
 
 

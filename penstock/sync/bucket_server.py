@@ -73,7 +73,7 @@ class BucketServer:
 
 @dataclass(slots=True)
 class _Stranger:
-    """A connection whose token has not been read."""
+    """Holds a connection whose token has not been read."""
 
     connection: socket.socket
     until: float

@@ -35,7 +35,7 @@ class Rendezvous:
 
 
 class NamedPublisher(WeightPublisher, Protocol):
-    """A publisher whose updates carry the name or path by which engines find the receiver."""
+    """Names, in each update, the transport by which engines find the receiver."""
 
     transport: str
 
