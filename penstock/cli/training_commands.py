@@ -19,6 +19,12 @@ NO_MODEL = "stopped; no model was saved"
 NOT_THE_DEMO = ("model.name", "tasks.source")
 """If an override sets one of these, the run is the user's own, and the demo's settings do not apply."""
 
+REASONS = {
+    "admission": " (the staleness bound lets no group begin before the slowest answers end)",
+    "weight sync": " (groups wait for engines with new weights)",
+}
+"""What a stage that limits a simulated run does, where its name does not say it."""
+
 
 def train(
     config: Annotated[
@@ -201,11 +207,15 @@ def print_summary(summary: "Summary") -> None:
 
 def lines_of(outcome: "Outcome") -> list[str]:
     dropped = ", ".join(f"{count} {reason}" for reason, count in sorted(outcome.dropped.items()))
+    (limit, share), *rest = outcome.limits.items()
+    others = "".join(f"; {stage} {part:.0%}" for stage, part in rest if part >= 0.005)
     return [
         f"{outcome.engines:,} engines, {outcome.ranks} ranks: {outcome.steps} steps of "
-        f"{outcome.groups // outcome.steps:,} groups in {outcome.hours:.2f} h of virtual time",
+        f"{outcome.groups // outcome.steps:,} groups in {outcome.hours:.2f} h of virtual time, weights by "
+        f"{outcome.transport}",
         f"busy: trainer {outcome.trainer_busy:.0%}, engines {outcome.engine_busy:.0%}; "
         f"{outcome.tokens_per_s:,.0f} tokens/s",
+        f"limited by {limit} {share:.0%} of the time{REASONS.get(limit, '')}{others}",
         f"staleness per token: mean {outcome.staleness_mean:.2f}, max {outcome.staleness_max}",
         f"nodes that died: {outcome.node_deaths}; dropped groups: {dropped or 'none'}",
         f"the controller took {outcome.controller_us_per_group / 1000:.2f} ms of CPU a group (with the simulation "
