@@ -41,7 +41,7 @@ class FluidEngine:
         """(time, version) of each update, oldest first, by the clock of `_worked_s`."""
         self._staged = -1
         self._stands_since: float | None = None
-        self._stood_s = 0.0
+        self._stood_before_s = 0.0
         self._stands_no_more = asyncio.Event()
         self._stopped_at: float | None = None
         self._noticed = asyncio.Event()
@@ -76,10 +76,21 @@ class FluidEngine:
             finally:
                 self._end()
 
+    @property
+    def stood_s(self) -> float:
+        """Return the seconds in which it stood still for new weights."""
+        since = self._stands_since
+        return self._stood_before_s + (0.0 if since is None else asyncio.get_running_loop().time() - since)
+
+    @property
+    def busy_s(self) -> float:
+        """Return the seconds with at least one sequence under way, without those in which it stood still."""
+        return self._was_busy_s + (self._worked_s() - self._busy_since if self._num_running else 0.0)
+
     def _worked_s(self) -> float:
         """Return the time by a clock that stands still with the engine."""
-        now = asyncio.get_running_loop().time() if self._stands_since is None else self._stands_since
-        return now - self._stood_s
+        now = asyncio.get_running_loop().time()
+        return min(now, self._stopped_at or now) - self.stood_s
 
     async def _work(self, seconds: float) -> bool:
         """Sleep for as long as the engine does not stand still, and return whether it has died."""
@@ -115,22 +126,13 @@ class FluidEngine:
 
     def _begin(self) -> None:
         if self._num_running == 0:
-            self._busy_since = asyncio.get_running_loop().time()
+            self._busy_since = self._worked_s()
         self._num_running += 1
 
     def _end(self) -> None:
         self._num_running -= 1
         if self._num_running == 0:
-            end = asyncio.get_running_loop().time()
-            self._was_busy_s += max(0.0, min(end, self._stopped_at or end) - self._busy_since)
-
-    @property
-    def busy_s(self) -> float:
-        """Return the seconds with at least one sequence under way."""
-        if not self._num_running:
-            return self._was_busy_s
-        now = asyncio.get_running_loop().time()
-        return self._was_busy_s + max(0.0, min(now, self._stopped_at or now) - self._busy_since)
+            self._was_busy_s += max(0.0, self._worked_s() - self._busy_since)
 
     async def stage(self, update: WeightUpdate) -> None:
         if await self._sleep(self._sync_s):
@@ -155,8 +157,7 @@ class FluidEngine:
             await self._sleep(seconds)
             return asyncio.get_running_loop().time() - start
         finally:
-            self._stood_s += asyncio.get_running_loop().time() - start
-            self._stands_since = None
+            self._stood_before_s, self._stands_since = self.stood_s, None
             self._stands_no_more.set()
             self._stands_no_more = asyncio.Event()
 

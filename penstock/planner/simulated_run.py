@@ -118,13 +118,17 @@ class PromptTokenizer(SimulatedTokenizer):
 class Findings:
     """Counts drops and what steps wait for, as a `penstock.observe.event_stream.Reader`."""
 
-    def __init__(self, engines_busy_s: Callable[[], float], num_engines: int) -> None:
+    def __init__(self, engine_seconds: Callable[[], tuple[float, float]]) -> None:
+        """`engine_seconds` returns for how long a mean engine was busy so far, and for how long it stood still."""
         self.drops: Counter[str] = Counter()
-        self.limits_s: Counter[str] = Counter()
-        """Seconds in which each stage was what the next step waited for."""
-        self._engines_busy_s = engines_busy_s
-        self._num_engines = num_engines
-        self._busy_before_s = engines_busy_s()
+        self._limits_s: Counter[str] = Counter()
+        self._engine_seconds = engine_seconds
+        self._before = engine_seconds()
+
+    @property
+    def limits(self) -> dict[str, float]:
+        """Return for each stage in which share of the time the next step waited for it, the largest first."""
+        return {stage: took_s / self._limits_s.total() for stage, took_s in self._limits_s.most_common()}
 
     def on(self, event: AnyEvent) -> None:
         match event:
@@ -133,20 +137,24 @@ class Findings:
             case Span(name="wait for groups"):
                 self._on_wait(event)
             case StepEvent():
-                self.limits_s["trainer"] += event.took_s
-                self._busy_before_s = self._engines_busy_s()
+                self._limits_s["trainer"] += event.took_s
+                self._before = self._engine_seconds()
 
     def _on_wait(self, wait: Span) -> None:
         """Split a wait of the trainer, which began where the last step ended. Engines without a sequence limit
-        nothing: what is generated meanwhile are the slowest answers, and the bound admits no others."""
+        nothing: the bound admits no more groups, and what is generated meanwhile are the slowest answers."""
+        if wait.time <= wait.start:
+            return
         waits = {cause: float(wait.attributes.get(cause, 0.0)) for cause in (ADMISSION, GENERATION, SCORING)}
-        if wait.time > wait.start:
-            busy_s = (self._engines_busy_s() - self._busy_before_s) / self._num_engines
-            busy = min(1.0, busy_s / (wait.time - wait.start))
-            self.limits_s["engines"] += busy * waits[GENERATION]
-            self.limits_s["admission"] += (1 - busy) * waits[GENERATION]
-        self.limits_s["scoring"] += waits[SCORING]
-        self.limits_s["weight sync"] += waits[ADMISSION]  # only new weights admit a group while a step waits
+        share = waits[GENERATION] / (wait.time - wait.start)
+        busy_s, stood_s = (
+            share * (now - before) for now, before in zip(self._engine_seconds(), self._before, strict=True)
+        )
+        self._limits_s["engines"] += busy_s
+        self._limits_s["admission"] += max(0.0, waits[GENERATION] - busy_s - stood_s)
+        self._limits_s["scoring"] += waits[SCORING]
+        # While a step waits, only new weights admit another group.
+        self._limits_s["weight sync"] += stood_s + waits[ADMISSION]
 
     def close(self) -> None:
         pass
@@ -162,14 +170,14 @@ class Outcome:
     trainer_busy: float
     """Share of the time in which the busiest rank computes."""
     engine_busy: float
-    """Share of the engines' time with at least one sequence."""
+    """Share of the engines' time with at least one sequence, standing still for weights apart."""
     tokens_per_s: float
     staleness_mean: float
     staleness_max: int
     transport: str
     """The transport that was simulated."""
     limits: dict[str, float]
-    """Shares of the time in which a step waited for each stage; the largest comes first."""
+    """In which share of the time a step waited for each stage; the largest comes first."""
     node_deaths: int
     dropped: dict[str, int]
     controller_us_per_group: float
@@ -208,9 +216,11 @@ class SimulatedCluster:
         self.engines.append(engine)
         return engine
 
-    def busy_s(self) -> float:
-        """Return the seconds in which engines had sequences so far, of all of them together."""
-        return sum(engine.busy_s for engine in self.engines)
+    def engine_seconds(self) -> tuple[float, float]:
+        """Return for how long a mean engine was busy so far, and for how long it stood still."""
+        count = self._config.engine.num_first
+        busy_s = sum(engine.busy_s for engine in self.engines)
+        return busy_s / count, sum(engine.stood_s for engine in self.engines) / count
 
     async def lose_nodes(self, controller: Controller) -> None:
         """Kill nodes at random, one by one, and replace them."""
@@ -271,7 +281,7 @@ def simulate(config: SimulatedConfig) -> Outcome:
         )
         controller = build_controller(config, parts, events=stream)
         await controller.start()
-        findings = Findings(cluster.busy_s, len(cluster.engines))
+        findings = Findings(cluster.engine_seconds)
         stream.subscribe("findings", findings)
         began, cpu = loop.time(), time.process_time()
         dying = asyncio.ensure_future(cluster.lose_nodes(controller))
@@ -280,24 +290,24 @@ def simulate(config: SimulatedConfig) -> Outcome:
         dying.cancel()
         await asyncio.gather(dying, return_exceptions=True)
         stream.close()
-        return cluster, findings, cluster.busy_s(), loop.time() - began, cpu_s
+        busy_s, _ = cluster.engine_seconds()
+        return cluster, findings, busy_s, loop.time() - began, cpu_s
 
     cluster, findings, busy_s, took_s, cpu_s = run_in_virtual_time(main())
     groups = config.run.steps * config.rollout.groups_per_step
-    count = config.engine.num_first
     return Outcome(
-        engines=count,
+        engines=config.engine.num_first,
         ranks=section.ranks,
         steps=config.run.steps,
         groups=groups,
         hours=took_s / 3600,
         trainer_busy=max(rank.busy_s for rank in ranks) / took_s,
-        engine_busy=busy_s / (count * took_s),
+        engine_busy=busy_s / took_s,
         tokens_per_s=sum(engine.tokens for engine in cluster.engines) / took_s,
         staleness_mean=ages.mean,
         staleness_max=ages.max,
         transport=travel["transport"],
-        limits={stage: seconds / took_s for stage, seconds in findings.limits_s.most_common()},
+        limits=findings.limits,
         node_deaths=cluster.node_deaths,
         dropped=dict(findings.drops),
         controller_us_per_group=cpu_s / groups * 1e6,
