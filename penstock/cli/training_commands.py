@@ -20,7 +20,7 @@ NOT_THE_DEMO = ("model.name", "tasks.source")
 """If an override sets one of these, the run is the user's own, and the demo's settings do not apply."""
 
 REASONS = {
-    "admission": " (the staleness bound lets no group begin before the slowest answers end)",
+    "admission": " (engines idle while the slowest answers end, and no other group may begin)",
     "weight sync": " (groups wait for engines with new weights)",
 }
 """What a stage that limits a simulated run does, where its name does not say it."""
