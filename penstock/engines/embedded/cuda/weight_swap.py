@@ -23,9 +23,9 @@ import torch
 from penstock.engines.embedded.cuda.kernels.step_end import (
     GAVE_UP,
     NEWEST,
-    WAITED_NS,
-    STOPPED,
     RESUMED,
+    STOPPED,
+    WAITED_NS,
     stop_if_asked,
 )
 from penstock.engines.embedded.stepper import NOTHING_DRAWN, Swapped
