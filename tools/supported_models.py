@@ -46,22 +46,23 @@ VARIANTS: dict[str, dict[str, Any]] = {
 PAGE = Path(__file__).parent.parent / "docs" / "models.md"
 HEAD = """# Supported models
 
-Your run decides: before it starts, engine and trainer compare Penstock's attention with the model's own, on a small random
-model made from your model's config, past every sliding window and switch of the rotary embedding that your contexts can
-reach. The table is a guide, made by `python tools/supported_models.py` from the default config (or a published one) of every
-family in transformers {version}.
+Your run decides: before it starts, engine and trainer compare Penstock's attention with the model's own, on a
+small random model made from your model's config, past every sliding window and switch of the rotary embedding that
+your contexts can reach. The table is a guide, made by `python tools/supported_models.py` from the default config (or
+a published one) of every family in transformers {version}.
 
 - **exact**: trained and served as the model's own code computes it.
 - **exact up to N tokens**: set `engine.max_context` to at most N.
-- **refused**: the run ends at the start with a sentence. *Layers*: some are not plain attention. *Attentions*: a layer has
-  several. *Interface*: the model's code does not use transformers' attention interface. *Differs*: its attention is another one.
-- **not checked**: no small model could be made from the default config. A run that finds the same warns and continues, and
-  nothing else shows a difference, since engine and trainer share the attention.
+- **refused**: the run ends at the start with a sentence. *Layers*: some are not plain attention. *Attentions*: a
+  layer has several. *Interface*: the model's code does not use transformers' attention interface. *Differs*: its
+  attention is another one.
+- **not checked**: no small model could be made from the default config. A run that finds the same warns and
+  continues, and nothing else shows a difference, since engine and trainer share the attention.
 """
 IN_SHORT = {
     r".*not all of its layers are plain attention \((.*?)\).*": r"refused: layers (\1)",
     r".*does not use the attention interface.*": "refused: interface",
-    r".*every layer is attention; \w+ has (\d+) layers and (\d+) attentions": r"refused: attentions (\2 in \1 layers)",
+    r".*every layer is attention; \w+ has (\d+) layers and (\d+) .*": r"refused: attentions (\2 in \1 layers)",
     r".*our attention is not its own \((off by [\d.]+ nats).*": r"refused: differs (\1)",
     r"not checked: .*": "not checked",
 }
