@@ -48,9 +48,8 @@ HEAD = """# Supported models
 
 Your run decides: before it starts, engine and trainer compare Penstock's attention with the model's own, on a
 small random model made from your model's config, past every sliding window and switch of the rotary embedding that
-your contexts can your contexts can reach. The table is a guide, made by `python tools/supported_models.py` from the default config
-(or a published one) of every a guide, made by `python tools/supported_models.py` from the default config (or
-a published one) of every family in transformers {version}.
+your contexts can reach. The table is a guide, made by `python tools/supported_models.py` from the default
+config (or a published one) of every family in transformers {version}.
 
 - **exact**: trained and served as the model's own code computes it.
 - **exact up to N tokens**: set `engine.max_context` to at most N.
