@@ -1,4 +1,4 @@
-"""Penstock: asynchronous reinforcement learning for language models.
+"""Trains language models by asynchronous reinforcement learning.
 
 import penstock
 summary = penstock.train(model="my-model", tasks="tasks.jsonl", reward=my_reward)
@@ -39,7 +39,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Public names are imported when they are first used, so that workers start quickly."""
+    """Import a public name when it is first used, so that workers start quickly."""
     if name not in _HOMES:
         raise AttributeError(f"module 'penstock' has no attribute {name!r}")
     import importlib

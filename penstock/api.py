@@ -1,4 +1,4 @@
-"""`penstock.train`: what `penstock train` does, from Python, in a script or a notebook."""
+"""Provides `penstock.train`: the command `penstock train` as a function, for scripts and notebooks."""
 
 import asyncio
 import contextlib
@@ -44,17 +44,18 @@ def train(
 ) -> Summary:
     """Train a model and return the run's summary.
 
-    `config` is a YAML file, the same as nested dicts, or nothing: with `model`, `tasks` and `reward` given
-    that is enough, and with none of them the built-in demo runs. `tasks` is a source as in the config, rows with a
-    `prompt`, or the section with rows in it: `{"rows": rows, "as_chat": True, "limit": 100}`. `eval_tasks` is the
-    same for held-out tasks; its rows are read as those of `tasks`, unless it says otherwise. `reward` is a
-    function, its import path, `(function, weight)`, several of them, or several by name:
-    `{"style": (function, 0.5)}`. `workflow` is what an attempt is: `async def workflow(task, rollout)`, an object
-    with such a method `run`, or its path. Other sections are keyword arguments, and are laid over `config` key by
-    key: `train(…, rollout={"group_size": 4}, staleness={"max_staleness": 0})`.
+    `config` is a YAML file, the same as nested dicts, or None. Without it, `model`, `tasks` and `reward` are
+    enough; if none of these is given, the built-in demo runs. `tasks` is a source as in the config, rows with
+    a `prompt`, or the section with rows in it: `{"rows": rows, "as_chat": True, "limit": 100}`. `eval_tasks`
+    takes the same forms for held-out tasks; its rows are read with the settings of `tasks` unless it has its
+    own. `reward` is a function, its import path, `(function, weight)`, a list of these, or a mapping from
+    names: `{"style": (function, 0.5)}`. `workflow` runs one attempt at a task: `async def workflow(task,
+    rollout)`, an object with such a method `run`, or its path. Other sections are keyword arguments, merged
+    into `config` key by key: `train(…, rollout={"group_size": 4}, staleness={"max_staleness": 0})`.
 
-    Where an event loop already runs (a notebook) it works too, and blocks; `train_async` does not. An interrupt
-    ends the run after the step in progress: the model is saved, and the summary returned."""
+    `train` also works where an event loop already runs (a notebook), and blocks it; `train_async` does not
+    block. An interrupt ends the run after the step in progress: the model is saved and the summary returned.
+    """
     stop_if_loading_user_code()
     return RunRequest.of(
         config,
@@ -74,8 +75,11 @@ async def train_async(
     workflow: str | Workflow | Callable[..., Any] | None = None,
     **arguments: Any,
 ) -> Summary:
-    """`train` for programs with an event loop of their own: takes the same arguments, and does not block the loop.
-    When its task is cancelled, the model is saved before the cancellation goes on; cancelled again, it is not."""
+    """Train without blocking the caller's event loop. Takes the same arguments as `train`.
+
+    When its task is cancelled, it saves the model before it raises the cancellation; a second cancellation
+    skips the save.
+    """
     stop_if_loading_user_code()
     own = {name: arguments.pop(name) for name in NAMED if name in arguments}
     return await RunRequest.of(config, workflow, arguments, **own).beside()
@@ -83,7 +87,7 @@ async def train_async(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRequest:
-    """All that a run is made from."""
+    """Holds everything that a run is made from."""
 
     config: PenstockConfig
     view: View
@@ -93,7 +97,7 @@ class RunRequest:
     workflow: Workflow | None = None
     saved: SavedRun | None = None
     notes: tuple[str, ...] = ()
-    """What there is to say about the arguments."""
+    """Lines about the arguments, for the log."""
 
     @classmethod
     def of(
@@ -149,7 +153,7 @@ class RunRequest:
         return Run(prepared, shown, scorer=self.scorer)
 
     def blocking(self) -> Summary:
-        """Prepare and run, also where an event loop already runs (a notebook)."""
+        """Prepare and run, even where an event loop already runs (a notebook)."""
         with self._shown() as shown:
             run = self.prepare(shown)
             try:
@@ -159,13 +163,13 @@ class RunRequest:
             return run_in_thread(run, run.say)
 
     async def beside(self) -> Summary:
-        """In the caller's loop."""
+        """Prepare and run in the caller's event loop."""
         with self._shown() as shown:
             return await run_until_cancelled(await asyncio.to_thread(self.prepare, shown))
 
     @contextlib.contextmanager
     def _shown(self) -> Iterator[ShownRun]:
-        """Say at once that a run begins: to read tasks and a tokenizer can take seconds."""
+        """Announce the run at once, since reading tasks and a tokenizer can take seconds."""
         shown, run = show(self.view), self.config.run
         events = shown.events
         events.emit(
@@ -181,7 +185,7 @@ class RunRequest:
         for note in self.notes:
             events.log(note)
         if self.saved is not None:
-            events.log(f"going on from step {self.saved.progress.step} of {run.steps}")
+            events.log(f"resuming from step {self.saved.progress.step} of {run.steps}")
         try:
             yield shown
         finally:
@@ -189,23 +193,24 @@ class RunRequest:
 
 
 def run(config: PenstockConfig, view: View, *, saved: SavedRun | None = None) -> Summary:
-    """Prepare and run what a config says; a `saved` run goes on."""
+    """Prepare and run a config; a `saved` run resumes."""
     return RunRequest(config=config, view=view, saved=saved).blocking()
 
 
 def cache_folder() -> Path:
-    """Where models made on the spot are kept."""
+    """Return the folder that caches models made on demand."""
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(base) / "penstock"
 
 
 def _path_of(workflow: Any) -> str | None:
-    """Where a worker process can load the workflow from; None for an object, a closure or a notebook cell."""
+    """Return the path by which a worker process can load the workflow; None for an object, a closure or a
+    notebook cell."""
     return describe_callable(workflow) if callable(workflow) else None
 
 
 async def _with_signals(run: Run) -> Summary:
-    """Signals that end a process end the run in order; the second one without an evaluation, the third at once."""
+    """Run until a signal ends it: the first one in order, the second without an evaluation, the third at once."""
     task = asyncio.current_task()
     assert task is not None
     with asking(run, run.say, end=task.cancel):
@@ -216,14 +221,17 @@ async def _with_signals(run: Run) -> Summary:
 
 
 class Runnable(Stoppable, Protocol):
-    """What can be run in a thread or beside other work: a `Run`."""
+    """A `Runnable` can run in a thread or beside other work: a `Run`."""
 
     async def run(self) -> Summary: ...
 
 
 def run_in_thread(run: Runnable, log: Callable[[str], None]) -> Summary:
-    """Run it in a thread with a loop of its own. An interrupt of the caller asks for an orderly end, the second for
-    a quick one, and both get the summary; the third does not ask."""
+    """Run in a thread with an event loop of its own.
+
+    The caller's first interrupt asks for an orderly end and the second for a quick one, and both return the
+    summary. The third ends the run at once.
+    """
     outcome: Future[Summary] = Future()
     started: Future[tuple[asyncio.AbstractEventLoop, asyncio.Task[Summary]]] = Future()
 
@@ -256,7 +264,7 @@ def _result(outcome: "Future[Summary]") -> Summary:
 
 
 async def run_until_cancelled(run: Runnable) -> Summary:
-    """Run it in this loop. A cancellation waits until the model is saved; a second one does not."""
+    """Run in this event loop. A cancellation waits until the model is saved; a second one does not."""
     running = asyncio.create_task(run.run())
     try:
         return await asyncio.shield(running)

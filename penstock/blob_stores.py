@@ -1,6 +1,6 @@
-"""Stores for bulk data that records only refer to: implementations of `penstock.records.interfaces.BlobStore`.
+"""Stores bulk data that records only refer to: implementations of `penstock.records.interfaces.BlobStore`.
 
-Every store checks its keys, and that the bytes it gives are those that were put.
+Every store checks its keys, and checks that the bytes it returns are those that were put.
 """
 
 import shutil
@@ -14,12 +14,12 @@ from penstock.records.interfaces import BlobStore
 
 
 def open_blobs(folder: str) -> BlobStore:
-    """The store that a start message names: a folder that processes share, or "" for this process alone."""
+    """Open the store that a start message names: a folder that processes share, or "" for this process alone."""
     return FolderBlobs(Path(folder)) if folder else MemoryBlobs()
 
 
 class FolderBlobs:
-    """`penstock.records.interfaces.BlobStore` over files. Whoever made the folder removes it."""
+    """Implements `penstock.records.interfaces.BlobStore` with files. The creator of the folder removes it."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -47,7 +47,7 @@ class FolderBlobs:
             return False
 
     def delete(self, scope: str) -> None:
-        # A request that is being cancelled may put its blob meanwhile; what is left goes with the folder.
+        # A request that is being cancelled may put its blob meanwhile; it is removed with the folder.
         shutil.rmtree(self._folder / quote(scope, safe=""), ignore_errors=True)
 
     def _path(self, key: str) -> Path:
@@ -56,7 +56,7 @@ class FolderBlobs:
 
 
 class MemoryBlobs:
-    """`penstock.records.interfaces.BlobStore` as a dict."""
+    """Implements `penstock.records.interfaces.BlobStore` with a dict."""
 
     def __init__(self) -> None:
         self.scopes: dict[str, dict[str, bytes]] = {}

@@ -1,9 +1,10 @@
-"""Checksums of the files of a folder, in one more file there: whoever opens a checkpoint or a saved model knows
-first whether each byte is as it was written.
+"""Writes and checks the checksums of a folder's files, so that a damaged checkpoint or model is found before it
+is loaded.
 
     FOLDER/checksums.json    {"trainer/state.json": [number of bytes, "CRC-32"], …}
 
-The checksum is that of the journal's frames. Tensors are summed while they are written, from the bytes in memory.
+The journal's frames have the same checksum. Tensors are summed while they are written, from the bytes in
+memory.
 """
 
 import zlib
@@ -18,10 +19,10 @@ from penstock.errors import UserError
 CHECKSUMS = "checksums.json"
 PIECE_BYTES = 16 << 20
 THREADS = 4
-"""That read files: zlib sums about 3 GB/s on one core, and leaves Python's lock to others."""
+"""Threads that read files: zlib sums about 3 GB/s on one core, and releases Python's lock."""
 
 Checksum = tuple[int, str]
-"""How many bytes, and their CRC-32 in eight hexadecimal digits."""
+"""The number of bytes, and their CRC-32 in eight hexadecimal digits."""
 
 
 def checksum_of(path: Path) -> Checksum:
@@ -34,7 +35,7 @@ def checksum_of(path: Path) -> Checksum:
 
 
 def write_checksums(folder: Path, known: Mapping[Path, Checksum] | None = None) -> None:
-    """Of all that is in the folder. What is `known` already is not read again."""
+    """Write the checksums of all files in the folder. Files in `known` are not read again."""
     found = dict(known or {})
     for path in folder.rglob("*"):
         if path.is_file() and path not in found and path != folder / CHECKSUMS:
@@ -44,8 +45,8 @@ def write_checksums(folder: Path, known: Mapping[Path, Checksum] | None = None) 
 
 
 def check_files(folder: Path, *, below: str = "", closed: str | None = None) -> None:
-    """Refuse a folder in which a file, of those `below` a path, is not as it was written. In the folder `closed` no
-    other files may be."""
+    """Refuse a folder in which a file, among those `below` a path, differs from what was written. The folder
+    `closed` must hold no other files."""
     named = {name: known for name, known in _read(folder).items() if name.startswith(below)}
     paths = [folder / name for name in named]
     if closed is not None:

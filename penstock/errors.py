@@ -1,12 +1,13 @@
-"""Every error Penstock raises on purpose. Each says what, the rule, what it got, and the fix."""
+"""Defines every error that Penstock raises on purpose. Each message says what is wrong, the rule, what it got,
+and the fix."""
 
 
 class PenstockError(Exception):
-    """Base of all our errors."""
+    """Is the base class of all Penstock errors."""
 
 
 class UserError(PenstockError):
-    """Something the user can mend: the CLI prints it as one sentence and exits with code 2."""
+    """Reports something that the user can fix: the CLI prints it as one sentence and exits with code 2."""
 
 
 class ConfigError(UserError):
@@ -18,7 +19,7 @@ class TaskError(UserError):
 
 
 class MissingExtraError(UserError):
-    """An optional dependency is needed and absent: the message names the extra to install."""
+    """An optional dependency is needed and not installed. The message names the extra to install."""
 
 
 class RequestRefused(PenstockError):
@@ -26,7 +27,7 @@ class RequestRefused(PenstockError):
 
 
 class NonFiniteLogits(RequestRefused):
-    """The model's logits for this request are not finite, so there is nothing to draw from."""
+    """The model's logits for this request are not finite, so no token can be sampled."""
 
 
 class Diverged(UserError):
@@ -34,19 +35,19 @@ class Diverged(UserError):
 
 
 class OutOfMemory(UserError):
-    """A device, or what a process may take of the host, had no room left. The message names settings to turn."""
+    """A device, or the process's share of host memory, is full. The message names settings to change."""
 
 
 class StepTooLarge(OutOfMemory):
-    """The same in the middle of a step, before it changed anything: with smaller micro-batches it may fit."""
+    """A step ran out of memory before it changed anything. It may fit with smaller micro-batches."""
 
 
 class DiskFull(UserError):
-    """The disk has no room for a file. The message names it, and says what it needs."""
+    """The disk has no room for a file. The message names the file and the room that it needs."""
 
 
 class WorkerDied(PenstockError):
-    """A worker process ended without being asked to. `detail` is what it left behind (its traceback)."""
+    """A worker process ended without being asked to. `detail` is the traceback that it left."""
 
     def __init__(self, message: str, detail: str = "", *, out_of_memory: bool = False) -> None:
         super().__init__(message)
@@ -68,12 +69,12 @@ class ChannelClosed(PenstockError):
 
 
 class EngineLost(PenstockError):
-    """An engine has lost what it computes with: its server died, or its weights are half old, half new. Requests
-    may begin again elsewhere, and it may come back."""
+    """An engine can't compute any more: its server died, or its weights are half old, half new. Its requests may
+    start again on another engine, and it may come back."""
 
 
 class TrainerLost(ChannelClosed):
-    """The trainer's process is gone. Another one will go on from its last checkpoint."""
+    """The trainer's process is gone. Another process will resume from its last checkpoint."""
 
 
 class FingerprintMismatch(PenstockError):
@@ -81,28 +82,28 @@ class FingerprintMismatch(PenstockError):
 
 
 class DamagedBucket(PenstockError):
-    """Published weights did not arrive as they were sent. The engine goes on with those that it has."""
+    """Published weights arrived damaged. The engine keeps serving the weights that it has."""
 
 
 class BaseMissing(PenstockError):
-    """An update holds only what has changed, and the engine does not serve the version that it builds on. It needs
-    a full one."""
+    """An update holds only changes to a version that the engine does not serve. The engine needs a full update."""
 
 
 class SnapshotReplaced(PenstockError):
-    """A version can't be published any more: the trainer has put newer weights in the place of its snapshot."""
+    """A version can't be published any more: newer weights of the trainer have replaced its snapshot."""
 
 
 class UpdateAbandoned(PenstockError):
-    """Somebody else failed to take an update that all take together. Nothing has changed here."""
+    """Another participant failed to take an update that all take together. Nothing has changed here."""
 
 
 class BlobLost(PenstockError):
-    """Bulk data that a record refers to can't be written or read back: its group is dropped with this as reason."""
+    """Bulk data that a record refers to can't be written or read back. Its group is dropped with this as the
+    reason."""
 
 
 class RolloutFailed(PenstockError):
-    """Too few episodes of a group were good; `reason` is the drop reason that is counted."""
+    """Too many episodes of a group failed; `reason` is the drop reason that is counted."""
 
     def __init__(self, message: str, reason: str) -> None:
         super().__init__(message)

@@ -1,10 +1,11 @@
-"""Parts of a run alone, without a run folder, a controller or other processes.
+"""Opens an engine or a trainer alone, without a run folder, a controller or other processes.
 
     engine.answer ─► Turn ─► ScoredGroup.of ─► trainer.step ─► trainer.published ─► engine.update
 
-`open_engine` serves a model in the caller's process and event loop. `open_trainer` makes optimizer steps of groups
-of answers, in a thread. A run's workers are made of the same two. `penstock.loop.rollout_buffer.RolloutBuffer`,
-which decides when a group may start and which groups a step takes, needs neither.
+`open_engine` serves a model in the caller's process and event loop. `open_trainer` makes optimizer steps on
+groups of answers, in a thread. A run's workers are built from the same two.
+`penstock.loop.rollout_buffer.RolloutBuffer` decides when a group may start and which groups a step takes, and
+needs neither.
 """
 
 import asyncio
@@ -53,7 +54,7 @@ from penstock.records import (
 )
 from penstock.rollout.episode_spec import check_replayed
 from penstock.sync.config import SyncConfig
-from penstock.sync.transports import AnyReceiver, Rendezvous
+from penstock.sync.transports import AnyReceiver, Rendezvous, choose_transport
 from penstock.trainer.config import TrainerConfig
 from penstock.trainer.step.packing import plan_step
 from penstock.trainer.trainer_start import TrainerStart
@@ -72,8 +73,9 @@ async def open_engine(
 ) -> AsyncIterator["OpenEngine"]:
     """Serve a model in this process: a Hugging Face name or folder, or `builtin`.
 
-    Keywords are settings of the `engine` section, such as `max_context=512` or `embedded={"kv_tokens": 8192}`.
-    `lora` is the `model.lora` section of the trainer whose adapter this engine is going to serve."""
+    Keywords are settings of the `engine` section, such as `max_context=512` or `embedded={"kv_tokens":
+    8192}`. `lora` is the `model.lora` section of the trainer whose adapter this engine will serve.
+    """
     quieten()
     config = EngineConfig.model_validate(engine)
     device = resolve_device(config.device)
@@ -105,17 +107,20 @@ async def open_engine(
 
 @dataclass(frozen=True, slots=True)
 class OpenEngine:
-    """A model that answers and takes new weights while it does."""
+    """An `OpenEngine` answers prompts, and takes new weights while it does."""
 
     engine: ServedEngine
     """What a run sees of it: `generate` streams tokens, `report` says what it serves."""
     tokenizer: ChatTokenizer
-    """Of the model: text to token ids, and back."""
+    """The model's tokenizer: text to token ids, and back."""
     _numbers: Any = field(default_factory=itertools.count)
 
     async def answer(self, prompt: Prompt, **sampling: Any) -> Turn:
-        """One answer, with its text, token ids, logprobs, and the version of the weights that sampled each token.
-        Keywords are fields of `SamplingParams`. Answers that are awaited together share a batch."""
+        """Generate one answer: its text, token ids, logprobs, and the version of the weights that sampled each
+        token.
+
+        Keywords are fields of `SamplingParams`. Answers that are awaited together share a batch.
+        """
         settings = SamplingParams(**sampling)
         stops = dict.fromkeys((*settings.stop_token_ids, *self.tokenizer.stop_token_ids))
         request = GenerateRequest(
@@ -144,7 +149,7 @@ class OpenEngine:
 
     async def update(self, update: WeightUpdate, *, interrupt: Interrupt = "inflight") -> UpdateReceipt:
         """Load a published version between two forward passes, verified tensor by tensor. `interrupt` says what
-        happens to answers under way."""
+        happens to answers in progress."""
         return await self.engine.update(update, interrupt)
 
     def _token_ids(self, prompt: Prompt) -> Sequence[int]:
@@ -170,9 +175,10 @@ async def open_trainer(
 ) -> AsyncIterator["OpenTrainer"]:
     """Train a model in a thread of this process.
 
-    Keywords are settings of the `trainer` section, such as `learning_rate=1e-4`; `algorithm`, `lora` and `sync` are
-    sections as in a config. The schedule of the learning rate ends after `steps`. `engine_dtype` is the number
-    format of the engines that take its weights."""
+    Keywords are settings of the `trainer` section, such as `learning_rate=1e-4`; `algorithm`, `lora` and
+    `sync` are sections as in a config. The learning rate schedule ends after `steps`. `engine_dtype` is the
+    number format of the engines that take the weights.
+    """
     quieten()
     settings = TrainerConfig.model_validate(trainer)
     objective = AlgorithmConfig.model_validate(dict(algorithm or {}))
@@ -188,6 +194,7 @@ async def open_trainer(
         }
     )
     adapter = None if lora is None else await asyncio.to_thread(_adapter, folder, lora)
+    here, _ = choose_transport(share_a_gpu=False, are_apart=False)
     with TemporaryDirectory(prefix="penstock-", dir=MEMORY) as buckets:
         start = TrainerStart(
             model=folder,
@@ -197,7 +204,7 @@ async def open_trainer(
             seed=seed,
             folder=buckets,
             sync=section.model_dump(mode="json")
-            | {"transport": "shared_memory" if section.transport == "auto" else section.transport},
+            | {"transport": here if section.transport == "auto" else section.transport},
             wire_dtype=resolve_dtype(engine_dtype, device),
             lora=None if adapter is None else adapter.lora.model_dump(mode="json"),
             trainer=resolved.model_dump(mode="json"),
@@ -212,18 +219,18 @@ async def open_trainer(
 
 
 class OpenTrainer:
-    """A model that makes optimizer steps, and publishes each as a version. Version 0 is the model as it came."""
+    """An `OpenTrainer` makes optimizer steps and publishes each as a version. Version 0 is the model as loaded."""
 
     def __init__(self, service: TrainerService, config: TrainerConfig, *, has_adapter: bool) -> None:
         self._service, self._config = service, config
         self.history = VersionHistory()
-        """The step of each version: what ages are counted with."""
+        """The step of each version, from which ages are counted."""
         self.num_steps = 0
         for _ in range(2 if has_adapter else 1):  # the weights below an adapter, then the adapter
             self.history.issue(0)
 
     async def step(self, groups: Sequence[ScoredGroup]) -> dict[str, float]:
-        """Make one optimizer step of these groups, and return its metrics."""
+        """Make one optimizer step on these groups and return its metrics."""
         for group in groups:
             for episode in group.group.episodes:
                 for turn in episode.turns:
@@ -241,15 +248,19 @@ class OpenTrainer:
             )
             result = await self._service.step(plan)
         except BaseException:
-            self.history.withdraw(version)  # what is published under it is as it was before
+            self.history.withdraw(version)  # publishing it now sends unchanged weights
             raise
         self.num_steps += 1
         return result.values()
 
     @asynccontextmanager
     async def published(self) -> AsyncIterator[WeightUpdate]:
-        """The newest weights, for engines in this process or another one to take while the block runs. An update is
-        a msgspec record: `msgspec.json.encode(update)` sends it anywhere. `self.history.newest` is its version."""
+        """Publish the newest weights for engines in this process or another one, which must take them while the
+        block runs.
+
+        An update is a msgspec record: `msgspec.json.encode(update)` sends it anywhere. `self.history.newest`
+        is its version.
+        """
         version = self.history.newest
         update = await self._service.publish(version)
         delivered = False

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, and that their owner alone can read."""
+"""Writes files and folders that are either complete or absent, and readable by their owner alone."""
 
 import errno
 import os
@@ -13,10 +13,13 @@ from penstock.errors import DiskFull
 
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Error numbers: no room on the disk, in the quota, or under the limit for a file."""
+OLD = "old"
+"""The folder that a new one replaces, inside an unnamed one, until both have been renamed."""
 
 
 def is_full_disk(error: BaseException) -> bool:
-    """Libraries written in Rust (tokenizers, safetensors) give the system's words, and no number."""
+    """Return whether the error means a full disk. Libraries in Rust (tokenizers, safetensors) report it as text
+    only, without an errno."""
     number = getattr(error, "errno", None)
     words = str(error)
     return (
@@ -27,18 +30,18 @@ def is_full_disk(error: BaseException) -> bool:
 
 
 def open_private(path: Path, mode: str) -> IO[Any]:
-    """As `open` does; a file that is made is readable for its owner alone."""
+    """Open a file as `open` does; a new file is readable by its owner alone."""
     encoding = None if "b" in mode else "utf-8"
     return open(path, mode, encoding=encoding, opener=lambda name, flags: os.open(name, flags, 0o600))
 
 
 def write_private(path: Path, text: str) -> None:
-    """Replace a file by another one: a full disk or a crash leaves the old one, or none."""
+    """Replace a file's text atomically: a full disk or a crash never leaves half a file."""
     replace_private(path, [text.encode()])
 
 
 def replace_private(path: Path, parts: Iterable[bytes]) -> None:
-    """The same for bytes, which need not all be in memory at once."""
+    """Replace a file's bytes atomically. The parts need not all be in memory at once."""
     unnamed = path.with_name(f".{path.name}.new")
     try:
         with open_private(unnamed, "wb") as file:
@@ -53,8 +56,11 @@ def replace_private(path: Path, parts: Iterable[bytes]) -> None:
 
 @contextmanager
 def whole_folder(folder: Path) -> Iterator[Path]:
-    """A new folder beside `folder` to write into. It takes that one's place when the block ends, after all of it
-    has reached the disk; when the block raises, it goes and `folder` stays as it was."""
+    """Yield a new folder to write into, which replaces `folder` when the block ends.
+
+    By then all of it has reached the disk. When the block raises, the new folder is removed and `folder`
+    stays as it was.
+    """
     folder.parent.mkdir(parents=True, exist_ok=True)
     unnamed = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
@@ -64,7 +70,7 @@ def whole_folder(folder: Path) -> Iterator[Path]:
         sync_path(unnamed)
         if folder.exists():
             old = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-            folder.rename(old / "old")
+            folder.rename(old / OLD)
             unnamed.rename(folder)
             shutil.rmtree(old, ignore_errors=True)
         else:
@@ -75,14 +81,14 @@ def whole_folder(folder: Path) -> Iterator[Path]:
 
 
 def remove_folder(folder: Path) -> None:
-    """It loses its name first: no half of it is ever found."""
+    """Remove a folder. It is renamed first, so that its name never holds half of it."""
     unnamed = folder.with_name(f".{folder.name}.old")
     folder.rename(unnamed)
     shutil.rmtree(unnamed, ignore_errors=True)
 
 
 def replace_link(link: Path, target: str) -> None:
-    """Let a symbolic link name something else in its folder. At every moment it names the old or the new one."""
+    """Point a symbolic link to another name in its folder. At every moment it names the old or the new one."""
     unnamed = link.with_name(f".{link.name}.new")
     unnamed.unlink(missing_ok=True)
     unnamed.symlink_to(target)

@@ -1,9 +1,9 @@
-"""Load a user's function by its name, `package.module:function` or `path/to/file.py:function`.
+"""Loads a user's function by its name, `package.module:function` or `path/to/file.py:function`.
 
-Scripts often call `penstock.train(...)` at module level, without a `__main__` guard. When a worker loads
-such a file for its reward function, that call must not start a second training: `penstock.train` begins with
-`stop_if_loading_user_code()`, which ends the loading right there, and the function is taken from what
-has been executed so far.
+Scripts often call `penstock.train(...)` at module level, without a `__main__` guard. When a worker loads such
+a file for its reward function, that call must not start a second training. So `penstock.train` begins with
+`stop_if_loading_user_code()`, which stops loading at that line, and the function is taken from what has been
+executed so far.
 """
 
 import ast
@@ -27,8 +27,10 @@ _loading: ContextVar[bool] = ContextVar("penstock_loading_user_code", default=Fa
 
 
 class StopLoading(BaseException):
-    """Ends the execution of a user's module at its call of `penstock.train`. Not an `Exception`, so
-    that a script's own error handling lets it through."""
+    """Ends the execution of a user's module at its call of `penstock.train`.
+
+    It is no `Exception`, so that a script's own error handling lets it through.
+    """
 
 
 @contextmanager
@@ -42,35 +44,36 @@ def loading_user_code() -> Iterator[None]:
 
 
 def stop_if_loading_user_code() -> None:
-    """To be called first by whatever a script must not start again while it is only being loaded."""
+    """Stop here if this module is only being loaded. Functions that a script must not start again call this
+    first."""
     if _loading.get():
         raise StopLoading
 
 
 def search_path() -> tuple[str, ...]:
-    """Where another process finds what this one can import: the current folder, then what Python looks through."""
+    """Return where another process finds what this one can import: the current folder, then `sys.path`."""
     return (str(Path.cwd()), *(entry for entry in sys.path if entry))
 
 
 def extend_search_path(folders: Sequence[str]) -> None:
-    """Let this process import what the one can that gave `folders`."""
+    """Add another process's `search_path` to this one's, so that it can import the same modules."""
     sys.path[:0] = [folder for folder in folders if folder not in sys.path]
 
 
 def is_function_path(text: str) -> bool:
-    """Whether `text` has the form `module:function` or `file.py:function`."""
+    """Return whether `text` has the form `module:function` or `file.py:function`."""
     where, separator, name = text.rpartition(":")
     is_module = all(part.isidentifier() for part in where.split("."))
     return bool(separator) and name.isidentifier() and (where.endswith(".py") or is_module)
 
 
 def is_command(path: str) -> bool:
-    """Whether a workflow is started as a program rather than called."""
+    """Return whether a workflow is started as a program rather than called."""
     return not is_function_path(path) and (" " in path.strip() or path.startswith(("/", "./", "~/")))
 
 
 def load_object(path: str, *, what: str) -> Any:
-    """What `path` names. `what` it is ("reward", "task source") is for the error messages."""
+    """Load the object that `path` names. `what` ("reward", "task source") describes it in error messages."""
     if not is_function_path(path):
         raise UserError(f"a {what} must be module:function or path/to/file.py:function, got {path!r}")
     where, _, name = path.rpartition(":")
@@ -81,7 +84,6 @@ def load_object(path: str, *, what: str) -> Any:
 
 
 def load_function(path: str, *, what: str) -> Callable[..., Any]:
-    """The function that `path` names."""
     function = load_object(path, what=what)
     if not callable(function):
         where, _, name = path.rpartition(":")
@@ -90,8 +92,10 @@ def load_function(path: str, *, what: str) -> Callable[..., Any]:
 
 
 def describe_callable(function: Callable[..., Any]) -> str | None:
-    """The path by which another process can load `function` again; None for a lambda, a closure, a
-    method, a partial or a notebook cell, which have none."""
+    """Return the path by which another process can load `function`.
+
+    None for a lambda, a closure, a method, a partial or a notebook cell, which have no path.
+    """
     name = getattr(function, "__name__", "")
     module_name = getattr(function, "__module__", None)
     if getattr(function, "__qualname__", None) != name or not name.isidentifier() or module_name is None:
@@ -124,12 +128,12 @@ def _import(module_name: str, what: str) -> ModuleType:
 
 
 def where_looked(file_name: str | Path) -> str:
-    """What to say after "does not exist": a relative path is one of the current folder, not of its config's."""
+    """Return what to add to "does not exist": relative paths start at the current folder, not at the config's."""
     return "" if Path(file_name).expanduser().is_absolute() else f" in the current folder, {Path.cwd()}"
 
 
 def _load_file(file_name: str, what: str) -> ModuleType:
-    """Execute a file once per process as a module of its own, its folder importable as for a script."""
+    """Execute a file as a module, once per process. Its folder can be imported from, as for a script."""
     file = Path(file_name).expanduser().resolve()
     if not file.is_file():
         raise UserError(f"the {what} file {file_name} does not exist{where_looked(file_name)}")
@@ -168,14 +172,15 @@ def _is_loaded_file(module_name: str) -> bool:
 
 
 def _extend_path(folder: Path) -> None:
-    """What `python file.py` does for the script's folder and `python -m` for the current one."""
+    """Make a folder importable, as `python file.py` does for the script's folder and `python -m` for the current
+    one."""
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
 
 
 @functools.lru_cache(maxsize=16)
 def _top_level_names(file: Path) -> frozenset[str]:
-    """Names that executing the file defines even when it is not `__main__`."""
+    """Return the names that executing the file defines even when it is not `__main__`."""
     try:
         tree = ast.parse(file.read_bytes())
     except (OSError, SyntaxError, ValueError):
@@ -198,7 +203,7 @@ def _top_level_names(file: Path) -> frozenset[str]:
 
 
 def where_raised(error: BaseException) -> str:
-    """The error in a line, with the place in a user's code that it came from."""
+    """Describe the error in one line, with the file and line of the user's code that raised it."""
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)

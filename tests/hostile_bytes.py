@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 HOW = ("whole", "twice", "changed", "cut", "stray", "grown")
 GROWN_BYTES = 200_000
-PATIENCE_S = 0.1
+TIMEOUT_S = 0.1
 """How long a server that does not close may take to answer: it need not, the next check is on a connection of its
 own."""
 T = TypeVar("T")
@@ -53,7 +53,7 @@ def kept_open(server: AbstractAsyncContextManager[T]) -> Iterator[tuple[asyncio.
     assert problems == []
 
 
-async def send_to(port: int, data: bytes, *, patience_s: float = PATIENCE_S) -> bytes:
+async def send_to(port: int, data: bytes, *, patience_s: float = TIMEOUT_S) -> bytes:
     """All of it over a connection of its own; what came back until the other side closed, or waited for more."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     came = b""

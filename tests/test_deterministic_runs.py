@@ -75,7 +75,7 @@ def test_a_run_that_was_killed_ends_with_the_same_bits(tmp_path: Path) -> None:
     wait_for_orphans(killed)
     assert max(checkpoints_of(killed)) < STEPS
     output = play(tmp_path, "resume", "killed")
-    assert "going on from step" in output
+    assert "resuming from step" in output
     whole = tmp_path / "runs" / "whole"
     assert weights_of(killed) == weights_of(whole)
     for name in ("trainer/tensors-0.safetensors", "trainer/state.json"):

@@ -348,7 +348,7 @@ def test_a_run_goes_on_when_its_only_engine_is_killed(project: Path, lora: tuple
     process = start_endless(project, *lora)
     victim = child_of(process, "engine0")
     victim.kill()
-    read_until(process, f"worker engine0 (pid {victim.pid}) was killed by SIGKILL", "it is started again")
+    read_until(process, f"worker engine0 (pid {victim.pid}) was killed by SIGKILL", "restarting it")
     read_until(process, "engine0 is back at work")
     read_until(process, " step ", "running")
     assert child_of(process, "engine0").pid != victim.pid
@@ -378,7 +378,7 @@ if "--name %s " in words and "--incarnation 1" in words:
 def test_a_worker_that_is_killed_while_it_loads_is_started_again(project: Path, name: str, role: str) -> None:
     (project / "sitecustomize.py").write_text(DIES_WHILE_IT_LOADS % (role, name))
     process = launch_endless(project)
-    read_until(process, f"worker {name} (pid ", "was killed by SIGKILL", "it is started again")
+    read_until(process, f"worker {name} (pid ", "was killed by SIGKILL", "restarting it")
     read_until(process, f"{name} is back at work")
     read_until(process, " step ")
     process.send_signal(signal.SIGINT)
@@ -394,8 +394,8 @@ def test_a_run_goes_on_from_its_checkpoint_when_its_trainer_is_killed(project: P
         read_until(process, " step ")
     victim = child_of(process, "trainer")
     victim.kill()
-    read_until(process, f"worker trainer (pid {victim.pid}) was killed by SIGKILL", "it is started again")
-    (line,) = read_until(process, "the trainer goes on from step")[-1:]
+    read_until(process, f"worker trainer (pid {victim.pid}) was killed by SIGKILL", "restarting it")
+    (line,) = read_until(process, "the trainer resumes from step")[-1:]
     read_until(process, "trainer is back at work")
     read_until(process, " step ")
     process.send_signal(signal.SIGINT)
@@ -416,7 +416,7 @@ def test_a_frozen_worker_is_ended_and_replaced(project: Path, name: str) -> None
     assert any(re.search(r" step \d.* reward \d", line) for line in process.stdout)  # it may be 1.000 at once
     victim = child_of(process, name)
     victim.suspend()
-    read_until(process, f"worker {name} is frozen, so it was ended", "it is started again")
+    read_until(process, f"worker {name} is frozen, so it was ended", "restarting it")
     read_until(process, f"{name} is back at work")
     assert not victim.is_running()
     process.send_signal(signal.SIGINT)
@@ -588,7 +588,7 @@ def test_a_run_goes_on_from_its_last_checkpoint(project: Path) -> None:
     assert (run / "checkpoints" / "latest").readlink() == Path("step-6")
     first = rows[:step] + undone  # of the first session
     assert first[2]["checkpoint_stall_ms"] > 0
-    # Told with the step after it, so by no row where the first took the disk as long as all other steps.
+    # Subscription with the step after it, so by no row where the first took the disk as long as all other steps.
     assert any(row.get("checkpoint_write_s", 0) > 0 for row in first) or found == [2, 6]
     weights = load_file(run / "model" / "model.safetensors")
     saved = load_file(run / "checkpoints" / "step-6" / "model" / "model.safetensors")
@@ -636,7 +636,7 @@ def test_a_run_that_was_killed_goes_on(project: Path, capsys: pytest.CaptureFixt
         with pytest.raises(SystemExit) as ended:
             main(["resume", "runs/run"])
         assert ended.value.code == 2
-        assert "is in use by a run that is still going on" in capsys.readouterr().err
+        assert "is in use by a run that is still running" in capsys.readouterr().err
     finally:
         process.kill()
         process.communicate(timeout=60)

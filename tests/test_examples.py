@@ -30,7 +30,7 @@ from penstock.rollout.episode_thread import run_in_thread
 from penstock.rollout.workflow import is_command, load_workflow
 from penstock.scoring.functions import load_functions, needs_group
 from penstock.scoring.reward_calls import score_group
-from penstock.serve.agents.front_door import FrontDoor
+from penstock.serve.agents.agent_server import AgentServer
 from penstock.tasks.sources import load_tasks
 from tests.scoring.groups import a_group
 
@@ -219,7 +219,7 @@ def test_openai_agent(monkeypatch: pytest.MonkeyPatch, tool_tokenizer: ChatToken
         ends = tool_tokenizer.stop_token_ids
         engine = ScriptedEngine(lambda request: [*tool_tokenizer.encode(answers.pop(0)), *ends])
         spec = EpisodeSpec(group=0, index=0, task=task, sampling=SamplingParams())
-        door = FrontDoor(engine, tool_tokenizer, model="m", max_context=256)
+        door = AgentServer(engine, tool_tokenizer, model="m", max_context=256)
         await door.open()
         rollout = Rollout(spec, engine, tool_tokenizer)
         endpoint = door.admit(rollout)
@@ -243,7 +243,7 @@ def test_openai_agent_as_a_program(monkeypatch: pytest.MonkeyPatch, tool_tokeniz
         ends = tool_tokenizer.stop_token_ids
         engine = ScriptedEngine(lambda request: [*tool_tokenizer.encode(answers.pop(0)), *ends])
         spec = EpisodeSpec(group=0, index=0, task=task, sampling=SamplingParams())
-        door = FrontDoor(engine, tool_tokenizer, model="m", max_context=256)
+        door = AgentServer(engine, tool_tokenizer, model="m", max_context=256)
         await door.open()
         rollout = Rollout(spec, engine, tool_tokenizer)
         endpoint = door.admit(rollout)

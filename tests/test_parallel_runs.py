@@ -69,7 +69,7 @@ def test_a_rank_that_dies_takes_its_group_down_and_back_up(
     train("run.steps=6", "trainer.parallel.shard=2", *settings)
     assert deaths == [5]
     said = capsys.readouterr().out
-    assert "the trainer goes on from step 2" in said or "the trainer goes on from step 4" in said
+    assert "the trainer resumes from step 2" in said or "the trainer resumes from step 4" in said
     assert "trainer is back at work" in said
     assert (run / "checkpoints" / "latest" / "trainer" / "rank-1").is_dir()
     consumed = read_progress(run / "checkpoints" / "latest").consumed

@@ -16,7 +16,7 @@ from penstock.models.tokenizer import ChatTokenizer
 from penstock.records import SamplingParams, Task
 from penstock.rollout.episode_rollout import Rollout
 from penstock.rollout.episode_spec import EpisodeSpec
-from penstock.serve.agents.front_door import FrontDoor
+from penstock.serve.agents.agent_server import AgentServer
 
 CALLS, WARM_UP = 400, 30
 BODY = {"model": "policy", "messages": [{"role": "user", "content": "214+387="}]}
@@ -25,7 +25,7 @@ BODY = {"model": "policy", "messages": [{"role": "user", "content": "214+387="}]
 async def main(tokenizer: ChatTokenizer) -> None:
     ends = tokenizer.stop_token_ids
     engine = ScriptedEngine(lambda request: [*tokenizer.encode("601"), *ends])
-    door = FrontDoor(engine, tokenizer, model="m", max_context=256)
+    door = AgentServer(engine, tokenizer, model="m", max_context=256)
     await door.open()
 
     def rollout(index: int) -> Rollout:

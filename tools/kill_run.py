@@ -44,7 +44,7 @@ a standard deviation of 0.012."""
 LOADING_S = 5.0
 """About what a worker takes to load."""
 GOING_ON = re.compile(
-    r"going on after step (\d+) with (\d+) finished groups from the journal; (\d+) groups were under way, (\d+) of "
+    r"resuming after step (\d+) with (\d+) finished groups from the journal; (\d+) groups were under way, (\d+) of "
     r"their episodes finished, and (\d+) tokens"
 )
 

@@ -62,8 +62,8 @@ config (or a published one) of every family in transformers {version}.
 IN_SHORT = {
     r".*not all of its layers are plain attention \((.*?)\).*": r"refused: layers (\1)",
     r".*does not use the attention interface.*": "refused: interface",
-    r".*every layer is attention; \w+ has (\d+) layers and (\d+) .*": r"refused: attentions (\2 in \1 layers)",
-    r".*our attention is not its own \((off by [\d.]+ nats).*": r"refused: differs (\1)",
+    r".*every layer has attention; \w+ has (\d+) layers and (\d+) .*": r"refused: attentions (\2 in \1 layers)",
+    r".*attention differs from the model's own \((off by [\d.]+ nats).*": r"refused: differs (\1)",
     r"not checked: .*": "not checked",
 }
 """A run's sentences, and what the table says instead; the page's head explains it."""

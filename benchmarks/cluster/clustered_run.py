@@ -15,7 +15,7 @@ from penstock.errors import PenstockError
 PENSTOCK = (sys.executable, "-c", "from penstock.cli import main; main()")
 PLACES = "launcher.resources={trainer: {home: 1}, scorer: {home: 1}, engine: {engine: 1}}"
 LOOK_AGAIN_S = 0.05
-PATIENCE_S = 120.0
+TIMEOUT_S = 120.0
 
 
 class ClusteredRun:
@@ -36,7 +36,7 @@ class ClusteredRun:
                 env=cluster.environment,
             )
 
-    def wait_for(self, text: str, *, after: int = 0, patience_s: float = PATIENCE_S) -> tuple[float, int]:
+    def wait_for(self, text: str, *, after: int = 0, patience_s: float = TIMEOUT_S) -> tuple[float, int]:
         """Until it has said this, after so many characters of what it said; when that was, and how much it had said
         then."""
         deadline = time.monotonic() + patience_s
@@ -49,7 +49,7 @@ class ClusteredRun:
                 raise PenstockError(f"the run did not say {text!r}: {said[-3000:]}")
             time.sleep(LOOK_AGAIN_S)
 
-    def wait_for_step(self, step: int, *, patience_s: float = PATIENCE_S) -> float:
+    def wait_for_step(self, step: int, *, patience_s: float = TIMEOUT_S) -> float:
         deadline = time.monotonic() + patience_s
         while self.steps < step:
             if self._process.poll() is not None or time.monotonic() > deadline:
@@ -70,7 +70,7 @@ class ClusteredRun:
         """The held-out ones."""
         return [row["heldout_reward"] for row in self._rows() if "heldout_reward" in row]
 
-    def stop(self, patience_s: float = PATIENCE_S) -> int:
+    def stop(self, patience_s: float = TIMEOUT_S) -> int:
         """In order: the model is saved; the exit code."""
         os.kill(self._controller(), signal.SIGTERM)
         return self._process.wait(patience_s)

@@ -102,9 +102,9 @@ class NamespacedNode:
             if found:
                 return int(found[0])
             time.sleep(LOOK_AGAIN_S)
-        raise UserError(f"{self.name} has no namespaces of its own: {self.last_words()}")
+        raise UserError(f"{self.name} has no namespaces of its own: {self.death_report()}")
 
-    def last_words(self) -> str:
+    def death_report(self) -> str:
         lines = self.log.read_text(errors="replace").strip().splitlines()
         return lines[-1] if lines else "it said nothing"
 
@@ -232,9 +232,9 @@ class NamespacedCluster:
         deadline = time.monotonic() + START_S
         while time.monotonic() < deadline:
             if node.process.poll() is not None:
-                raise PenstockError(f"Ray did not start on {node.name}: {node.last_words()}")
+                raise PenstockError(f"Ray did not start on {node.name}: {node.death_report()}")
             with contextlib.suppress(OSError):
                 if "Ray runtime started" in node.log.read_text(errors="replace"):
                     return
             time.sleep(LOOK_AGAIN_S)
-        raise PenstockError(f"Ray did not start on {node.name} within {START_S:.0f} s: {node.last_words()}")
+        raise PenstockError(f"Ray did not start on {node.name} within {START_S:.0f} s: {node.death_report()}")

@@ -29,8 +29,8 @@ from penstock.records import (
 )
 from penstock.rollout.episode_rollout import Rollout
 from penstock.rollout.episode_spec import place_of
-from penstock.rollout.kept_calls import KeepCall
-from penstock.rollout.kept_turns import key_of
+from penstock.rollout.replayed_calls import KeepCall
+from penstock.rollout.replayed_turns import key_of
 
 FIRST_TOKEN = 1000
 """Smaller ids are of prompts."""
@@ -147,8 +147,8 @@ def note_acknowledged(log: DurableGroupLog, acknowledged: set[int]) -> None:
         await told
         acknowledged.add(record.number)
 
-    def append_noting(record: AttemptRecord, *, hurry: bool = False) -> Awaitable[None]:
-        told = append(record, hurry=hurry)
+    def append_noting(record: AttemptRecord, *, urgent: bool = False) -> Awaitable[None]:
+        told = append(record, urgent=urgent)
         return noting(record, told) if isinstance(record, GroupScored) else told
 
     log.append = append_noting  # type: ignore[method-assign]

@@ -28,8 +28,8 @@ from penstock.durability.checkpoints import BEGINNING, Checkpoints, read_progres
 from penstock.durability.durable_log import open_log, read_attempts
 from penstock.durability.journal.replay import replay
 from penstock.durability.kept_checkpoints import checkpoints_of, sweep_unfinished
-from penstock.durability.kept_work import keep_work
 from penstock.durability.recovery import recover
+from penstock.durability.work_replay import keep_work
 from penstock.engines.engine_pool import EnginePool
 from penstock.loop.attempt_records import AttemptRecord, from_bytes
 from penstock.observe.event_stream import EventStream
@@ -313,7 +313,7 @@ class CrashWorld:
             controller = build_controller(self.config, parts, resume=resume, events=stream)
             await controller.start()
             await controller.run()
-            gate = controller.stand().gate
+            gate = controller.resume_point().gate
             self.outstanding = {one.number for one in gate.running} | {
                 one.ticket.number for one in gate.ready
             }

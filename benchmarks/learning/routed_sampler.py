@@ -68,7 +68,7 @@ class RoutedSampler(Sampler):
         return [self._with_routes(place, group, len(groups)) for place, group in enumerate(groups)]
 
     def _forward(self, token_ids: torch.Tensor, **settings: Any) -> torch.Tensor:
-        with self._routers.seen_by(self._choices):
+        with self._routers.observed_by(self._choices):
             logits = super()._forward(token_ids, **settings)
         chosen = torch.stack(self._choices.ids, dim=1)
         self._passes.append(chosen.numpy().astype(id_dtype(self._routers.shape)))

@@ -1,4 +1,4 @@
-"""Everything that the `algorithm` section can name, described."""
+"""Describes everything that the `algorithm` section can name."""
 
 from penstock.algorithms.advantages import ADVANTAGES
 from penstock.algorithms.corrections import CORRECTIONS
@@ -10,7 +10,7 @@ from penstock.algorithms.selection import SELECTIONS
 
 
 def describe() -> tuple[Description, ...]:
-    """What `penstock list algorithms` prints: kind, name, one line, parameters with their defaults."""
+    """Return what `penstock list algorithms` prints: kind, name, one line, parameters with their defaults."""
     return (
         *ADVANTAGES.describe(),
         *TOKEN_ADVANTAGES.describe(),

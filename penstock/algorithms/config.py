@@ -1,4 +1,4 @@
-"""The `algorithm` section: which advantage, loss and corrections, and their parameters."""
+"""The `algorithm` section says which advantage, loss and corrections a run uses, with their parameters."""
 
 from collections.abc import Iterator
 from typing import Any, Literal
@@ -22,14 +22,15 @@ Arguments = dict[str, bool | float | str]
 
 
 def default_corrections() -> dict[str, Arguments]:
-    """What `python -m benchmarks learning` found best at staleness 4 (docs/algorithms.md)."""
+    """Return the corrections that `python -m benchmarks learning` found best at staleness 4
+    (docs/algorithms.md)."""
     return {"negative_sequence_mask": {}}
 
 
 class AlgorithmConfig(Section):
-    """What a step optimises. Names are those of `penstock list algorithms`, or paths to functions of your own
-    (`file.py:function`, `module:function`); `…_args` set a function's parameters, and what is not set has the
-    default of its source."""
+    """Sets what a step optimises. Each name is one of `penstock list algorithms`, or the path of your own
+    function (`file.py:function`, `module:function`). `…_args` set a function's parameters; a parameter that
+    is not set has the default of its source."""
 
     advantage: str = "grpo"
     """How scores become advantages."""
@@ -47,7 +48,7 @@ class AlgorithmConfig(Section):
     engine_corrections: dict[str, Arguments] = Field(default_factory=dict)
     """Corrections for the gap between inference and training engine, on tokens of the current version."""
     selection: dict[str, Arguments] = Field(default_factory=dict)
-    """What happens to a scored group before it is buffered: name to parameters, applied in this order."""
+    """Filters and changes applied to a scored group before it is buffered: name to parameters, in this order."""
     length_norm: Literal["token", "sequence", "constant"] = "token"
     """How token losses are averaged: over all tokens of the step, per sequence and then over sequences, or
     over sequences with a constant length."""
@@ -56,7 +57,7 @@ class AlgorithmConfig(Section):
     kl_coef: float = Field(default=0.0, ge=0)
     """Weight of the KL to the frozen reference model; 0 needs no reference."""
     kl_estimator: str = "k3"
-    """Which estimator of that KL."""
+    """The estimator of the KL to the reference model."""
     entropy_coef: float = Field(default=0.0, ge=0)
     """Weight of an entropy bonus."""
     value_coef: float = Field(default=0.1, ge=0)
@@ -66,13 +67,13 @@ class AlgorithmConfig(Section):
 
     @property
     def needs_reference(self) -> bool:
-        """Whether the trainer must hold a frozen copy of the model."""
+        """Return whether the trainer must hold a frozen copy of the model."""
         return self.kl_coef > 0
 
     @property
     def needs_group(self) -> bool:
-        """Whether groups of one would never teach anything: two with different scores both get zero. Token
-        advantages may learn from one episode, by its steps or its values."""
+        """Return whether groups of one would never teach anything, because any single score gives advantage
+        zero. Token advantages may learn from one episode, by its steps or its values."""
         if is_function_path(self.advantage) or self.advantage in TOKEN_ADVANTAGES.names():
             return False
         lone = StepFacts.of([[Score(value=0.0)], [Score(value=1.0)]])
@@ -80,12 +81,13 @@ class AlgorithmConfig(Section):
 
     @property
     def needs_values(self) -> bool:
-        """Whether the trainer must have a value head."""
+        """Return whether the trainer must have a value head."""
         return self.advantage == "gae"
 
     @property
     def effective_proximal(self) -> Literal["behaviour", "start"]:
-        """Decoupled PPO is relative to the start of the step by definition."""
+        """Return `proximal`, or `start` for decoupled PPO, which is relative to the start of the step by
+        definition."""
         return "start" if self.loss == "decoupled" else self.proximal
 
     @model_validator(mode="after")
@@ -102,7 +104,8 @@ class AlgorithmConfig(Section):
         return self
 
     def load(self) -> None:
-        """Load the functions that are named by path, and refuse what is wrong with one in a sentence."""
+        """Load the functions that are named by path, and raise a one-sentence error about one that can't be
+        used."""
         for registry, name, arguments in self._functions():
             if is_function_path(name):
                 if registry is ADVANTAGES and is_of_tokens(name):
@@ -110,7 +113,7 @@ class AlgorithmConfig(Section):
                 registry.bind(name, arguments)
 
     def paths(self) -> tuple[str, ...]:
-        """The paths of users' functions."""
+        """Return the paths of the user's own functions."""
         return tuple(name for _, name, _ in self._functions() if is_function_path(name))
 
     def _functions(self) -> Iterator[tuple[Registry[Any], str, Arguments]]:

@@ -1,6 +1,8 @@
-"""Estimators of KL(π ‖ π_ref) per token, from logprobs of the sampled tokens alone.
+"""Estimates KL(π ‖ π_ref) per token, from logprobs of the sampled tokens alone.
 
-None is cut off: a penalty whose gradient vanished once the policy is far away would let it go."""
+No estimator is cut off: a penalty whose gradient vanished far from the reference would not pull the policy
+back.
+"""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -21,27 +23,31 @@ KL_ESTIMATORS: Registry[KlEstimator] = Registry(
 
 @KL_ESTIMATORS.register("k1")
 def k1(logprobs: "torch.Tensor", reference: "torch.Tensor") -> "torch.Tensor":
-    """Log-ratio: unbiased, high variance, may be negative.
+    """Estimates by the log-ratio: unbiased, high variance, may be negative.
 
-    k1 = log π/π_ref. Source: Schulman 2020, Approximating KL divergence. As a loss its expected gradient is
-    zero: it is for measuring."""
+    k1 = log π/π_ref. Source: Schulman 2020, Approximating KL divergence. Its expected gradient as a loss is
+    zero, so use it for measuring only.
+    """
     return difference(logprobs, reference)
 
 
 @KL_ESTIMATORS.register("k2")
 def k2(logprobs: "torch.Tensor", reference: "torch.Tensor") -> "torch.Tensor":
-    """Half the squared log-ratio: biased, low variance; its gradient is that of the true KL on policy.
+    """Estimates by half the squared log-ratio: biased, low variance; on policy its gradient is the true KL's.
 
-    k2 = ½ (log π/π_ref)². Source: Schulman 2020, Approximating KL divergence."""
+    k2 = ½ (log π/π_ref)². Source: Schulman 2020, Approximating KL divergence.
+    """
     return difference(logprobs, reference) ** 2 / 2
 
 
 @KL_ESTIMATORS.register("k3")
 def k3(logprobs: "torch.Tensor", reference: "torch.Tensor") -> "torch.Tensor":
-    """Ratio minus one minus log-ratio: unbiased, low variance, never negative.
+    """Estimates by ratio minus one minus log-ratio: unbiased, low variance, never negative.
 
     k3 = π_ref/π − 1 − log π_ref/π. Source: Schulman 2020; used as a loss by GRPO (arXiv:2402.03300). Where
-    π_ref/π is above e²⁰ it goes on along its tangent in log π: no overflow, and no loss of the gradient."""
+    π_ref/π is above e²⁰, it continues along its tangent in log π, so it neither overflows nor loses its
+    gradient.
+    """
     inverse = difference(reference, logprobs)
     near = inverse.clamp(max=LOG_RATIO_BOUND)
     return near.exp() * (1 + inverse - near) - 1 - inverse

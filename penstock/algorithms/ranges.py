@@ -1,4 +1,4 @@
-"""Which numbers a parameter of an algorithm may have, written where the parameter is: `cap: Positive = 2.0`."""
+"""Says which values a parameter of an algorithm may have, beside the parameter: `cap: Positive = 2.0`."""
 
 import math
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Annotated
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Range:
-    """Finite numbers between two bounds. `rule` says it as an error message does."""
+    """Holds the finite numbers between two bounds. `rule` is the wording for error messages."""
 
     rule: str
     low: float = -math.inf

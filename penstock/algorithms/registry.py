@@ -1,8 +1,8 @@
-"""Registries: a name, a function, and its keyword parameters with the defaults of its source.
+"""Registries map a name to a function and its keyword parameters, with the defaults of the function's source.
 
-A new algorithm is a new function and a `register` line, or a user's function that the config names by path. The
-config may set keyword parameters; a wrong name or parameter is refused here, before anything heavy starts, which is
-why no module of this package needs torch to be imported.
+A new algorithm is a new function and a `register` line, or a user's function that the config names by path.
+The config may set keyword parameters. A wrong name or parameter is refused here, before anything heavy
+starts; that is why every module of this package imports without torch.
 """
 
 import difflib
@@ -21,7 +21,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Description(msgspec.Struct, frozen=True, kw_only=True):
-    """One catalogue entry, as `penstock list algorithms` prints it."""
+    """Describes one entry as `penstock list algorithms` prints it."""
 
     kind: str
     name: str
@@ -30,7 +30,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Registry(Generic[Function]):
-    """Functions of one kind by name, and those of users by path."""
+    """Holds the functions of one kind by name, and loads those of users by path."""
 
     def __init__(
         self,
@@ -39,9 +39,9 @@ class Registry(Generic[Function]):
         takes: tuple[str, ...],
         check: Callable[..., Any] = lambda result, *inputs: result,
     ) -> None:
-        """`takes` names what every function is called with. `check(result, *inputs)` is applied to what a user's
-        function returns: it gives the result as the caller expects it, or raises a `ValueError` that says what it
-        must be."""
+        """`takes` names the arguments that every function is called with. `check(result, *inputs)` converts what
+        a user's function returned into what the caller expects, or raises a `ValueError` that completes "must
+        return …"."""
         self.kind = kind
         self._takes = takes
         self._check = check
@@ -51,7 +51,8 @@ class Registry(Generic[Function]):
     def register(
         self, name: str, *, ordered: tuple[str, str] | None = None
     ) -> Callable[[Function], Function]:
-        """`ordered` names two parameters of which the first must be at most the second."""
+        """Add a function under this name. `ordered` names two parameters of which the first must be at most the
+        second."""
 
         def add(function: Function) -> Function:
             if name in self._functions:
@@ -67,18 +68,18 @@ class Registry(Generic[Function]):
         return tuple(self._functions)
 
     def get(self, name: str) -> Function:
-        """The function of this name, or the user's function that a path leads to."""
+        """Return the function of this name, or load the user's function at this path."""
         if is_function_path(name):
             return cast(Function, load_function(name, what=self.kind))
         if name not in self._functions:
             raise ConfigError(
-                f"unknown {self.kind} {name!r}; {_hint(name, self.names())} (one of your own is named by path: "
+                f"unknown {self.kind} {name!r}; {_hint(name, self.names())} (name your own by path: "
                 "module:function or file.py:function)"
             )
         return self._functions[name]
 
     def parameters(self, name: str) -> dict[str, Any]:
-        """Keyword parameters of an entry with their defaults."""
+        """Return the keyword parameters of an entry with their defaults."""
         parameters = list(inspect.signature(self.get(name)).parameters.values())
         return {
             parameter.name: parameter.default
@@ -87,7 +88,7 @@ class Registry(Generic[Function]):
         }
 
     def bind(self, name: str, arguments: Mapping[str, Any]) -> Callable[..., Any]:
-        """The function with these keyword parameters set."""
+        """Return the function with these keyword parameters set."""
         function = self.get(name)
         is_own = is_function_path(name)
         if is_own:
@@ -107,8 +108,8 @@ class Registry(Generic[Function]):
         return functools.partial(self._call_own, name, bound) if is_own else bound
 
     def check_name(self, name: str, arguments: Mapping[str, Any]) -> None:
-        """Refuse an unknown name or parameter. A path is looked at when the run is prepared: to read a config must
-        not execute a user's file."""
+        """Refuse an unknown name or parameter. A path is checked only when the run is prepared: reading a config
+        must not execute a user's file."""
         if not is_function_path(name):
             self.bind(name, arguments)
 
@@ -125,7 +126,7 @@ class Registry(Generic[Function]):
             )
 
     def _call_own(self, name: str, function: Callable[..., Any], *inputs: Any) -> Any:
-        """Call a user's function: what it raises, or returns amiss, is one sentence that names it."""
+        """Call a user's function. If it raises, or returns a wrong value, raise one sentence that names it."""
         try:
             result = function(*inputs)
         except PenstockError:

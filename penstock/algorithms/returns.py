@@ -1,7 +1,7 @@
-"""Advantages of single tokens: returns of process rewards, and generalised advantage estimation.
+"""Computes advantages of single tokens: returns of process rewards, and generalised advantage estimation.
 
-A token's place is its turn and its offset in that turn's output, which is how `StepScore` names the parts
-of an episode. An episode without step scores has one step that ends with it, worth its whole score.
+A token's position is its turn and its offset in that turn's output, which is how `StepScore` names the parts
+of an episode. An episode without step scores counts as one step that ends with it and has its whole score.
 """
 
 import inspect
@@ -22,7 +22,8 @@ from penstock.usercode import is_function_path
 
 
 class SequenceTokens(msgspec.Struct, frozen=True, kw_only=True):
-    """The loss tokens of one training sequence, in order; `values` are the value head's, where asked for."""
+    """Holds the loss tokens of one training sequence, in order. `values` are the value head's, for advantages
+    that use one."""
 
     group: int
     episode: int
@@ -32,8 +33,8 @@ class SequenceTokens(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TokenFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """Scores of every group of the step, and this rank's sequences, which are to get advantages. What must be known
-    of all sequences goes through `gather`, which every rank calls."""
+    """Holds the scores of every group of the step, and this rank's sequences, which are to get advantages. What
+    depends on the sequences of all ranks is exchanged by `gather`, which every rank calls."""
 
     scores: Sequence[Sequence[Score]]
     sequences: Sequence[SequenceTokens]
@@ -41,8 +42,8 @@ class TokenFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def is_of_tokens(name: str) -> bool:
-    """Whether this advantage is one of `TOKEN_ADVANTAGES`. A user's function is when it says that it takes
-    `TokenFacts`."""
+    """Return whether this advantage is one of `TOKEN_ADVANTAGES`. A user's function is one when its first
+    parameter is annotated with `TokenFacts`."""
     if not is_function_path(name):
         return name in TOKEN_ADVANTAGES.names()
     first = next(iter(inspect.signature(TOKEN_ADVANTAGES.get(name)).parameters.values()), None)
@@ -52,14 +53,15 @@ def is_of_tokens(name: str) -> bool:
 
 
 class TokenAdvantages(msgspec.Struct, frozen=True, kw_only=True):
-    """Per sequence: an advantage for each token and, for a value head, what it should have said."""
+    """Holds, per sequence, an advantage for each token and, for a value head, the values that it should have
+    predicted."""
 
     advantages: list[Values]
     returns: list[Values] | None = None
 
 
 def _checked(given: Any, facts: TokenFacts) -> TokenAdvantages:
-    """What a user's function returned: `TokenAdvantages`, or an array for each sequence."""
+    """Accept `TokenAdvantages` from a user's function, or an array for each sequence; refuse other shapes."""
     result = given if isinstance(given, TokenAdvantages) else TokenAdvantages(advantages=list(given))
     result = msgspec.structs.replace(result, advantages=[np.asarray(one, float) for one in result.advantages])
     shapes = [sequence.turns.shape for sequence in facts.sequences]
@@ -76,11 +78,12 @@ TOKEN_ADVANTAGES: Registry[Callable[..., TokenAdvantages]] = Registry(
 
 @TOKEN_ADVANTAGES.register("step_returns")
 def step_returns(facts: TokenFacts, *, epsilon: NotNegative = 1e-6) -> TokenAdvantages:
-    """Process rewards: a token's advantage is the sum of the normalised rewards of steps not yet ended.
+    """Sums, for each token, the normalised process rewards of the steps that end after it.
 
-    r̃_j = (r_j − mean) / (std + epsilon) over all steps of the group; A_t = Σ r̃_j over the steps j that
-    end after token t. Source: Shao et al. 2024, DeepSeekMath (arXiv:2402.03300), section 4.1.3. With
-    outcome scores alone it is GRPO."""
+    r̃_j = (r_j − mean) / (std + epsilon) over all steps of the group; A_t = Σ r̃_j over the steps j that end
+    after token t. Source: Shao et al. 2024, DeepSeekMath (arXiv:2402.03300), section 4.1.3. With outcome
+    scores alone it is GRPO.
+    """
     advantages = []
     normalised = [_normalised_steps(group, epsilon) for group in facts.scores]
     for sequence in facts.sequences:
@@ -95,12 +98,13 @@ def step_returns(facts: TokenFacts, *, epsilon: NotNegative = 1e-6) -> TokenAdva
 def gae(
     facts: TokenFacts, *, gamma: Fraction = 1.0, lam: Fraction = 0.95, whiten: bool = True
 ) -> TokenAdvantages:
-    """Generalised advantage estimation with a value head (PPO).
+    """GAE estimates each token's advantage with a value head, as PPO does.
 
-    δ_t = r_t + γ V_{t+1} − V_t, A_t = δ_t + γλ A_{t+1}, with V = 0 after the end; the head's targets are
-    A_t + V_t; then A is whitened over the tokens of the step. Rewards fall on the last token of each step.
+    δ_t = r_t + γ V_{t+1} − V_t, A_t = δ_t + γλ A_{t+1}, with V = 0 after the end; the head's targets are A_t
+    + V_t; then A is whitened over the tokens of the step. Rewards fall on the last token of each step.
     Source: Schulman et al. 2016 (arXiv:1506.02438); γ = 1, λ = 0.95 and whitening as in Ziegler et al. 2019
-    (arXiv:1909.08593). Each sequence is a trajectory of its own."""
+    (arXiv:1909.08593). Each sequence is a trajectory of its own.
+    """
     advantages, returns = [], []
     for sequence in facts.sequences:
         assert sequence.values is not None
@@ -114,7 +118,7 @@ def gae(
 
 
 def _whitened(estimates: list[Values], gather: Callable[[Values], list[Values]]) -> list[Values]:
-    """Shift and scale to mean 0 and deviation 1 over the tokens of the step, on whatever rank they are."""
+    """Shift and scale to mean 0 and deviation 1 over the tokens of the step on all ranks."""
     own = Deviation.of(np.concatenate([np.zeros(0), *estimates]))
     parts = gather(np.array([own.count, own.mean, own.squares]))
     whole = reduce(
@@ -125,7 +129,7 @@ def _whitened(estimates: list[Values], gather: Callable[[Values], list[Values]])
 
 
 def discounted_advantages(rewards: Values, values: Values, gamma: float, lam: float) -> Values:
-    """The recursion itself, from the last token to the first."""
+    """Run GAE's recursion over one sequence, from the last token to the first."""
     advantages = np.zeros(len(rewards))
     next_value = running = 0.0
     for index in range(len(rewards) - 1, -1, -1):
@@ -137,7 +141,7 @@ def discounted_advantages(rewards: Values, values: Values, gamma: float, lam: fl
 
 
 def _steps(score: Score) -> list[tuple[float, float, float]]:
-    """(turn, end, value) of each step."""
+    """Return (turn, end, value) of each step."""
     if not score.steps:
         return [(np.inf, np.inf, score.value)]
     return [(step.turn, step.end, step.value) for step in score.steps]
@@ -155,7 +159,7 @@ def _normalised_steps(group: Sequence[Score], epsilon: float) -> list[list[tuple
 
 
 def _ended(sequence: SequenceTokens, turn: float, end: float) -> npt.NDArray[np.bool_]:
-    """Whether a step was over before each token."""
+    """Return, for each token, whether the step was over before it."""
     over: npt.NDArray[np.bool_] = (sequence.turns > turn) | (
         (sequence.turns == turn) & (sequence.offsets >= end)
     )
@@ -163,7 +167,7 @@ def _ended(sequence: SequenceTokens, turn: float, end: float) -> npt.NDArray[np.
 
 
 def _rewards(sequence: SequenceTokens, score: Score) -> Values:
-    """Each step's value on the last of the sequence's tokens that belong to it or come before its end."""
+    """Put each step's value on the last token of the sequence that comes before the step's end."""
     rewards = np.zeros(len(sequence.turns))
     for turn, end, value in _steps(score):
         inside = np.flatnonzero(~_ended(sequence, turn, end))

@@ -1,8 +1,8 @@
-"""Group selection: what happens to a scored group before it is buffered.
+"""Group selection decides what happens to a scored group before it is buffered.
 
 A selection may drop the whole group (the task is then replaced), change its scores, or keep some of its
-episodes out of the loss; it never splits the group: scores of masked episodes still make the baseline. Pure
-and without torch, for the controller.
+episodes out of the loss. It never splits a group: the scores of masked episodes still count in the baseline.
+Everything here is pure and imports without torch, for the controller.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,21 +17,21 @@ from penstock.records import Episode, Sample, ScoredGroup
 
 
 class Selected(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """A group after selection. `keep[i]` says whether episode i is in the loss; `drop` is the reason the
-    whole group leaves, None when it stays."""
+    """Holds a group after selection. `keep[i]` says whether episode i is in the loss. `drop` is the reason why
+    the whole group is dropped, None if it is not."""
 
     scored: ScoredGroup
     keep: tuple[bool, ...]
     drop: str | None = None
 
     def samples(self, episode: int) -> tuple[Sample, ...]:
-        """An episode's samples, out of the loss where the episode was not kept."""
+        """Return an episode's samples, masked out of the loss if the episode was not kept."""
         samples = self.scored.samples(episode)
         return samples if self.keep[episode] else tuple(_masked(sample) for sample in samples)
 
 
 def _checked(selected: Any, scored: ScoredGroup) -> Selected:
-    """What a user's selection returned: `Selected`, or whether each episode is in the loss."""
+    """Accept `Selected` from a user's selection, or one bool per episode that says whether it is in the loss."""
     size = len(scored.scores)
     if isinstance(selected, Sequence | np.ndarray) and not isinstance(selected, str):
         selected = Selected(scored=scored, keep=tuple(map(bool, selected)))
@@ -48,7 +48,8 @@ SELECTIONS: Registry[Callable[..., Selected]] = Registry("selection", takes=("sc
 
 
 def select(scored: ScoredGroup, selections: Mapping[str, Mapping[str, Any]]) -> Selected:
-    """Apply selections in order: the first that drops ends it, and episodes must be kept by all."""
+    """Apply selections in order. The first one that drops the group ends the loop; an episode stays if all of
+    them keep it."""
     keep = (True,) * len(scored.scores)
     for name, arguments in selections.items():
         selected = SELECTIONS.bind(name, arguments)(scored)
@@ -63,10 +64,11 @@ def select(scored: ScoredGroup, selections: Mapping[str, Mapping[str, Any]]) -> 
 
 @SELECTIONS.register("zero_variance")
 def zero_variance(scored: ScoredGroup, *, tolerance: NotNegative = 0.0) -> Selected:
-    """Dynamic sampling: drops groups whose episodes all score the same, to be replaced by others.
+    """Drops groups whose episodes all score the same, to be replaced by others (dynamic sampling).
 
-    Dropped when max(r) − min(r) ≤ tolerance: such a group has no gradient under any group baseline. Source:
-    Yu et al. 2025, DAPO (arXiv:2503.14476), section 3.2."""
+    A group is dropped when max(r) − min(r) ≤ tolerance: it has no gradient under any group baseline. Source:
+    Yu et al. 2025, DAPO (arXiv:2503.14476), section 3.2.
+    """
     values = scored.values
     same = not values.size or float(values.max()) - float(values.min()) <= tolerance
     return Selected(scored=scored, keep=_all(scored), drop="zero_variance" if same else None)
@@ -74,10 +76,11 @@ def zero_variance(scored: ScoredGroup, *, tolerance: NotNegative = 0.0) -> Selec
 
 @SELECTIONS.register("overlong_filter")
 def overlong_filter(scored: ScoredGroup) -> Selected:
-    """Keeps episodes that ran into the token limit out of the loss: their score says little.
+    """Keeps episodes that ran into the token limit out of the loss, because their score says little.
 
-    Masked when the last turn finished by length. Source: Yu et al. 2025, DAPO (arXiv:2503.14476),
-    section 3.4."""
+    An episode is masked when its last turn finished by length. Source: Yu et al. 2025, DAPO
+    (arXiv:2503.14476), section 3.4.
+    """
     keep = tuple(not _is_truncated(episode) for episode in scored.group.episodes)
     return Selected(scored=scored, keep=keep)
 
@@ -86,11 +89,12 @@ def overlong_filter(scored: ScoredGroup) -> Selected:
 def overlong_penalty(
     scored: ScoredGroup, *, max_length: Positive = 20480, margin: Positive = 4096
 ) -> Selected:
-    """Soft overlong punishment: the score falls linearly over the last tokens before the limit.
+    """Lowers the score linearly over the last tokens before the limit (soft overlong punishment).
 
     With l sampled tokens: 0 up to max_length − margin, then ((max_length − margin) − l)/margin, −1 past
-    max_length; added to the score and recorded as its part `overlong_penalty`. Source: Yu et al. 2025, DAPO
-    (arXiv:2503.14476), section 3.4: 16,384 expected tokens and a margin of 4,096."""
+    max_length. The penalty is added to the score and recorded as its part `overlong_penalty`. Source: Yu et
+    al. 2025, DAPO (arXiv:2503.14476), section 3.4: 16,384 expected tokens and a margin of 4,096.
+    """
     scores = []
     for episode, score in zip(scored.group.episodes, scored.scores, strict=True):
         over = episode.num_output_tokens - (max_length - margin)
@@ -105,11 +109,12 @@ def overlong_penalty(
 def asymmetric(scored: ScoredGroup, *, negative_fraction: Fraction = 0.25, seed: NotNegative = 0) -> Selected:
     """Keeps every episode above its group's mean, and only some of the others.
 
-    Kept: r_i > mean(r), and a random negative_fraction of the rest (rounded up), drawn by the group's number
-    so that a replay draws the same. Negative samples are what makes stale training unstable (Arnal et al.
-    2025, arXiv:2506.20520), and discarding some preserves entropy (Kimi-Researcher, 2025); neither gives a
-    fraction. Watch `version_spread` and `staleness_positive`/`staleness_negative`: survivors may be older
-    than the batch."""
+    Kept: r_i > mean(r), and a random negative_fraction of the rest (rounded up), drawn with the group's
+    number as seed so that a replay draws the same. Negative samples are what makes stale training unstable
+    (Arnal et al. 2025, arXiv:2506.20520), and discarding some preserves entropy (Kimi-Researcher, 2025);
+    neither gives a fraction. Watch `version_spread` and `staleness_positive`/`staleness_negative`: survivors
+    may be older than the batch.
+    """
     values = scored.values
     positive = values > values.mean(dtype=np.float64) if values.size else np.zeros(0, dtype=np.bool_)
     negatives = np.flatnonzero(~positive)

@@ -1,6 +1,6 @@
-"""The tensors that losses and corrections see: one entry per token in the loss, flat, no padding.
+"""Holds the tensors that losses and corrections see: one entry per token in the loss, flat, no padding.
 
-Only tensor methods are used in this package, so it imports without torch.
+This package uses only tensor methods, so that it imports without torch.
 """
 
 from dataclasses import dataclass, field, replace
@@ -12,16 +12,16 @@ if TYPE_CHECKING:
     import torch
 
 LOG_RATIO_BOUND = 20.0
-"""Log-ratios are held within ±20, so that a token that one side rules out gives a huge or tiny ratio, not an
+"""Log-ratios are clamped to ±20, so that a token that one policy rules out gives a huge or tiny ratio, not an
 infinite one."""
 LOGPROB_FLOOR = -1e4
-"""A logprob of −inf counts as this much, where a difference of logprobs is not held within ±20."""
+"""The value that replaces a logprob of −inf where a difference of logprobs is not clamped to ±20."""
 CLIP_TOLERANCE = 1e-3
-"""A weight counts as bounded when it was this much above its bound, relatively: less is rounding."""
+"""The relative distance above its bound from which a weight counts as bounded; less is rounding."""
 
 
 class TokenColumns(dict[str, "torch.Tensor"]):
-    """Named (tokens,) tensors without gradient; a name that no sample of the step has is refused."""
+    """Holds named (tokens,) tensors without gradient. Reading a name that no sample of the step has is an error."""
 
     def __missing__(self, name: str) -> "torch.Tensor":
         raise UserError(
@@ -32,14 +32,14 @@ class TokenColumns(dict[str, "torch.Tensor"]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossTokens:
-    """Aligned (tokens,) tensors over the loss tokens of one micro-batch; sequences are never split."""
+    """Holds aligned (tokens,) tensors over the loss tokens of one micro-batch; sequences are never split."""
 
     logprobs: "torch.Tensor"
-    """Under the weights being trained; the only one with a gradient."""
+    """Logprobs under the weights being trained; the only tensor with a gradient."""
     old_logprobs: "torch.Tensor"
-    """Of the proximal policy, which the loss's ratio and clipping are relative to."""
+    """Logprobs of the proximal policy, which the loss's ratio and clipping are relative to."""
     behaviour_logprobs: "torch.Tensor"
-    """As recorded when the tokens were sampled."""
+    """Logprobs recorded when the tokens were sampled."""
     advantages: "torch.Tensor"
     ages: "torch.Tensor"
     """Steps between the weights that sampled the token and those for which its group was first selected."""
@@ -49,36 +49,36 @@ class LossTokens:
     weights: "torch.Tensor"
     """Correction weights: no gradient; 0 takes the token out of the loss."""
     statistic: float = float("inf")
-    """What the loss asked to know of the whole step (`losses.loss_registry.step_statistic`)."""
+    """The whole-step statistic that the loss declares (`losses.loss_registry.step_statistic`)."""
     columns: "TokenColumns" = field(default_factory=lambda: TokenColumns())
-    """What the scorer said of single tokens, by name (a teacher's logprobs); 0 where it said nothing."""
+    """Values that the scorer gave for single tokens, by name (a teacher's logprobs); 0 where it gave none."""
 
     def with_weights(self, weights: "torch.Tensor") -> "LossTokens":
         return replace(self, weights=weights)
 
     def log_ratio(self) -> "torch.Tensor":
-        """log π/π_old, with the gradient of π."""
+        """Return log π/π_old, with the gradient of π."""
         return bounded(difference(self.logprobs, self.old_logprobs))
 
     def uncovered(self) -> "torch.Tensor":
-        """log π_old/π_behaviour: the part of the gap that the loss's ratio does not cover."""
+        """Return log π_old/π_behaviour: the part of the gap that the loss's ratio does not cover."""
         return bounded(difference(self.old_logprobs, self.behaviour_logprobs))
 
     def gap(self) -> "torch.Tensor":
-        """log π/π_behaviour, without gradient."""
+        """Return log π/π_behaviour, without gradient."""
         return bounded(difference(self.logprobs.detach(), self.behaviour_logprobs))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossValues:
-    """A loss per token, and facts per token (a clipped flag, say) that are averaged into metrics."""
+    """Holds a loss per token, and facts per token (such as a clipped flag) that are averaged into metrics."""
 
     loss: "torch.Tensor"
     facts: dict[str, "torch.Tensor"] = field(default_factory=dict)
 
 
 def per_token(values: "torch.Tensor", logprobs: "torch.Tensor") -> "torch.Tensor":
-    """What a user's function returned, if it is one value for each token."""
+    """Return a user's tensor if it has one value for each token; refuse it otherwise."""
     if getattr(values, "shape", None) != logprobs.shape:
         got = tuple(values.shape) if hasattr(values, "shape") else type(values).__name__
         raise ValueError(
@@ -88,27 +88,27 @@ def per_token(values: "torch.Tensor", logprobs: "torch.Tensor") -> "torch.Tensor
 
 
 def bounded(log_ratio: "torch.Tensor") -> "torch.Tensor":
-    """Within ±20. NaN stays NaN: what is not known must not look like a policy that has not moved. The trainer
+    """Clamp to ±20. NaN stays NaN: an unknown ratio must not look like a policy that has not moved. The trainer
     takes such tokens out before a loss sees them."""
     return log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
 
 
 def difference(logprobs: "torch.Tensor", others: "torch.Tensor") -> "torch.Tensor":
-    """log p/q however far it goes, with its gradient; where both sides say −inf they agree, and it is 0."""
+    """Return log p/q, however large, with its gradient. Where both sides say −inf they agree, and it is 0."""
     return logprobs.clamp(min=LOGPROB_FLOOR) - others.clamp(min=LOGPROB_FLOOR)
 
 
 def truncated(ratio: "torch.Tensor", cap: float) -> "torch.Tensor":
-    """min(ratio, cap), where a truncated ratio still has a gradient: that of the cap times log π."""
+    """Return min(ratio, cap), where a truncated ratio keeps a gradient: that of cap · log π."""
     return ratio * (cap / ratio.detach()).clamp(max=1.0)
 
 
 def segment_sum(values: "torch.Tensor", segments: "torch.Tensor", num_segments: int) -> "torch.Tensor":
-    """(segments,): the sum over each sequence's tokens."""
+    """Return (segments,): the sum over each sequence's tokens."""
     return values.new_zeros(num_segments).index_add(0, segments, values)
 
 
 def segment_mean(values: "torch.Tensor", segments: "torch.Tensor", num_segments: int) -> "torch.Tensor":
-    """(segments,): the mean over each sequence's tokens; 0 for a sequence without any."""
+    """Return (segments,): the mean over each sequence's tokens; 0 for a sequence without any."""
     counts = segment_sum(values.new_ones(values.shape), segments, num_segments)
     return segment_sum(values, segments, num_segments) / counts.clamp(min=1)

@@ -1,4 +1,4 @@
-"""A child process of a bench. It reads a command a line, answers with a line of JSON, and ends with its input."""
+"""Runs a child process of a bench, which answers each line of input with a line of JSON and ends with its input."""
 
 import json
 import select
@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 ANSWER_S = 180.0
-"""The longest that a process may take to answer, its start included."""
+"""How long a process may take to answer, its start included."""
 END_S = 60.0
 
 
@@ -18,7 +18,7 @@ class ChildDied(Exception):
 
 
 class Child:
-    """`python -m module words …`, in a session of its own; `role` is how errors call it."""
+    """Runs `python -m module words …` in a session of its own. Errors call it by its `role`."""
 
     def __init__(
         self, role: str, module: str, words: list[str], environ: Mapping[str, str] | None = None
@@ -33,7 +33,7 @@ class Child:
         )
 
     def tell(self, line: bytes) -> None:
-        """A dead process is not an error here: reading its answer will raise it."""
+        """Send a line. A dead process raises no error here; reading its answer will."""
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):
             self._process.stdin.write(line + b"\n")
@@ -55,9 +55,9 @@ class Child:
         return self.read()
 
     def close(self) -> None:
-        """Idempotent; one that does not end by itself is killed."""
+        """Close the input, and kill the process if it does not end by itself. Idempotent."""
         assert self._process.stdin is not None and self._process.stdout is not None
-        with suppress(BrokenPipeError):  # it may be gone already
+        with suppress(BrokenPipeError):  # it may have ended already
             self._process.stdin.close()
         try:
             self._process.wait(timeout=END_S)

@@ -1,8 +1,8 @@
-"""`python -m benchmarks controller`: CPU time that the controller's process spends on an episode.
+"""Measures the CPU time that the controller's process spends on an episode (`python -m benchmarks controller`).
 
-It is the demo (answers of about four tokens, real engines, trainer and scorers) without evaluations and without a
-terminal, because with short answers this cost sets the pace of a run. Time of all threads of this process counts,
-in the training phase alone; workers are other processes, so their time does not.
+It runs the demo (answers of about four tokens, real engines, trainer and scorers) without evaluations and
+without a terminal, because with short answers this cost sets the pace of a run. The time of all threads of
+this process counts, in the training phase alone; workers are other processes, so their time does not count.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ STEPS = 60
 
 
 class CpuView(SilentView):
-    """Notes the CPU time that passes while the run is in its training phase."""
+    """Sums the CPU time that passes while the run is in its training phase."""
 
     def __init__(self, cpu_s: Callable[[], float] = time.process_time) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ def run(
 
 
 def cost(summary: Summary, cpu_s: float) -> dict[str, Any]:
-    """`controller_busy` is the share of one core that the controller took."""
+    """Return the figures of a run. `controller_busy` is the share of one core that the controller took."""
     return {
         "headline": {"controller_us_per_episode": cpu_s / summary.samples * 1e6},
         "episodes": summary.samples,

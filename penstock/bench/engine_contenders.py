@@ -1,7 +1,7 @@
-"""Who takes part in `penstock bench engine`: our engine, and transformers' two ways to serve a batch.
+"""Runs the contenders of `penstock bench engine`: our engine, and transformers' two ways to serve a batch.
 
-All get the same prompts on the same random weights and sample at temperature 1. Each function returns
-the seconds of one run. What real use sets up only once is set up before the clock starts.
+All get the same prompts on the same random weights and sample at temperature 1. Each function returns the
+seconds of one run. What real use sets up only once is set up before the clock starts.
 """
 
 import asyncio
@@ -23,14 +23,14 @@ from penstock.records import GenerateRequest, MaskRef, SamplingMask, SamplingPar
 from penstock.records.sampling_masks import fetch_mask
 
 MAX_BATCH_TOKENS = 256
-"""Of continuous batching; the fastest of 128, 256 and 512 on a CPU."""
+"""For continuous batching; the fastest of 128, 256 and 512 on a CPU."""
 MEMORY_PERCENT = 0.3
-"""Of free memory, for the one call that sizes its own cache; its default of 0.9 would only take longer."""
+"""Share of free memory, for the one call that sizes its own cache; its default of 0.9 would only take longer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """Prompts (requests, tokens), and how many tokens each answer is worth."""
+    """Holds prompts (requests, tokens), and how many tokens of each answer are useful."""
 
     prompts: npt.NDArray[np.int32]
     lengths: tuple[int, ...]
@@ -43,7 +43,7 @@ class Workload:
 def make_workload(
     vocab_size: int, *, requests: int = 64, prompt_tokens: int = 24, longest: int = 256, seed: int = 0
 ) -> Workload:
-    """Log-normal lengths whose p90 is five times their median, scaled so that the longest is `longest`."""
+    """Draw log-normal lengths whose p90 is five times their median, scaled so that the longest is `longest`."""
     rng = np.random.default_rng(seed)
     sigma = np.log(5) / 1.2815515655446004
     raw = np.exp(sigma * rng.standard_normal(requests))
@@ -54,7 +54,7 @@ def make_workload(
 
 @dataclass(slots=True)
 class EngineRun:
-    """One run of our engine: its time, and the masks it recorded."""
+    """Holds one run of our engine: its time, and the masks it recorded."""
 
     seconds: float
     num_tokens: int
@@ -69,7 +69,7 @@ def run_engine(
     top_p: float = 1.0,
     record_masks: bool = False,
 ) -> EngineRun:
-    """All requests at once through `generate`. Equal prefixes are not looked up: prompts differ."""
+    """Send all requests at once to our engine. Its prefix cache is off, since all prompts differ."""
     section = EmbeddedConfig(max_batch=len(workload.lengths), prefix_cache=False, keep_finished=0)
     config = EngineConfig(device=str(_device(model)), embedded=section)
     engine = EmbeddedEngine(model, config=config, receiver=FixedWeights())
@@ -107,7 +107,7 @@ def run_engine(
 
 
 def run_generate(model: nn.Module, workload: Workload) -> float:
-    """`generate` on one batch: every row runs until the longest is done."""
+    """Call transformers' `generate` on one batch, in which every row runs until the longest is done."""
     prompts = torch.from_numpy(workload.prompts).long().to(_device(model))
     config = _sampling(max_new_tokens=max(workload.lengths))
     started = time.perf_counter()
@@ -116,8 +116,8 @@ def run_generate(model: nn.Module, workload: Workload) -> float:
 
 
 def run_continuous(model: nn.Module, workload: Workload) -> float:
-    """Continuous batching that is already running, with a cache sized for the load: each request ends at its own
-    length, and only the time from the first request to the last answer counts."""
+    """Use continuous batching that is already running, with a cache sized for the load. Each request ends at its
+    own length, and only the time from the first request to the last answer counts."""
     page, longest = 256, workload.prompts.shape[1] + max(workload.lengths)
     sized = ContinuousBatchingConfig(
         num_blocks=len(workload.lengths) * -(-longest // page), max_batch_tokens=MAX_BATCH_TOKENS
@@ -142,7 +142,7 @@ def run_continuous(model: nn.Module, workload: Workload) -> float:
 
 
 def run_continuous_call(model: nn.Module, workload: Workload) -> float:
-    """Continuous batching in one call, as its documentation shows it: setup included, one length for all."""
+    """Use continuous batching in one call, as its documentation shows it: setup included, one length for all."""
     started = time.perf_counter()
     model.generate_batch(  # type: ignore[operator]
         workload.prompts.tolist(),
@@ -153,7 +153,7 @@ def run_continuous_call(model: nn.Module, workload: Workload) -> float:
 
 
 def _sampling(max_new_tokens: int) -> GenerationConfig:
-    """Plain sampling without an end: id -1 never comes."""
+    """Return settings for plain sampling without an end: id -1 never comes."""
     return GenerationConfig(
         max_new_tokens=max_new_tokens, do_sample=True, top_k=0, eos_token_id=-1, pad_token_id=0
     )

@@ -1,9 +1,9 @@
-"""`penstock bench engine`: the embedded engine against transformers' `generate` and continuous batching.
+"""Compares the embedded engine with transformers' `generate` and continuous batching (`penstock bench engine`).
 
-64 requests with 24-token prompts and log-normal answer lengths, on a tiny model and on the shape of a
-135M-parameter one. Only useful tokens count: those that a request asked for. Every number is the best of
-some rounds, in which the contenders take turns; ratios compare runs of one invocation only. Also measured:
-what recording sampling masks costs (top-p 0.95 at about one nat of entropy).
+There are 64 requests with 24-token prompts and log-normal answer lengths, on a tiny model and on the shape of
+a 135M-parameter one. Only useful tokens count: those that a request asked for. Every number is the best of
+some rounds, in which the contenders alternate; ratios compare runs of one invocation only. Also measured is
+the cost of recording sampling masks (top-p 0.95 at about one nat of entropy).
 """
 
 import copy
@@ -36,7 +36,7 @@ TOP_P, ENTROPY = 0.95, 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """A model of random weights, and how many rounds are needed to see past the noise."""
+    """Describes a model of random weights, and how many rounds are needed to see past the noise."""
 
     name: str
     rounds: int
@@ -82,7 +82,7 @@ def run(
     threads: int = 0,
     console: Console | None = None,
 ) -> dict[str, Any]:
-    """Run everything, print a table, write JSON. `threads` is for all contenders alike; 0 takes all cores."""
+    """Run everything, print a table, write JSON. All contenders get as many `threads`; 0 takes all cores."""
     console = console or Console()
     device = resolve_device(device)
     torch.set_num_threads(threads or usable_cores())
@@ -106,7 +106,7 @@ def run(
 
 
 def headline(measured: dict[str, dict[str, Any]]) -> dict[str, float]:
-    """The worse of the shapes for ratios; tokens per second of the largest shape."""
+    """Return the worst ratios of all shapes, and the tokens per second of the largest shape."""
     ratios = ("vs_generate", "vs_continuous_batching", "vs_continuous_batching_steady")
     worst = {name: min(shape[name] for shape in measured.values()) for name in ratios}
     last = list(measured.values())[-1]
@@ -115,7 +115,6 @@ def headline(measured: dict[str, dict[str, Any]]) -> dict[str, float]:
 
 
 def measure(shape: Shape, *, longest: int, device: str, dtype: str) -> dict[str, Any]:
-    """Everything about one shape."""
     model, baseline = make_models(shape, device, dtype)
     workload = make_workload(shape.config["vocab_size"], longest=longest)
     warm = make_workload(shape.config["vocab_size"], longest=4, requests=8)
@@ -148,7 +147,7 @@ def measure(shape: Shape, *, longest: int, device: str, dtype: str) -> dict[str,
 
 
 def make_models(shape: Shape, device: str, dtype: str) -> tuple[nn.Module, nn.Module]:
-    """Two copies of the same weights: one for our engine, one with transformers' own attention."""
+    """Make two copies of the same weights: one for our engine, one with transformers' own attention."""
     torch.manual_seed(0)
     config = LlamaConfig(**shape.config, attn_implementation="sdpa")
     baseline: nn.Module = LlamaForCausalLM(config).to(device=device, dtype=DTYPES[dtype]).eval()
@@ -158,7 +157,7 @@ def make_models(shape: Shape, device: str, dtype: str) -> tuple[nn.Module, nn.Mo
 def measure_masks(
     model: nn.Module, workload: Workload, *, rounds: int, untruncated_s: float
 ) -> dict[str, float]:
-    """What it costs to apply top-p, and to record which tokens it left, at about one nat of entropy."""
+    """Measure the cost of applying top-p, and of recording which tokens it left, at about one nat of entropy."""
     options: dict[str, Any] = {"temperature": temperature_for(model, workload), "top_p": TOP_P}
     plain, recorded = [], []
     for _ in range(rounds):
@@ -177,7 +176,7 @@ def measure_masks(
 
 @torch.inference_mode()
 def temperature_for(model: nn.Module, workload: Workload) -> float:
-    """The temperature at which next tokens have about `ENTROPY` nats: random weights have far more."""
+    """Return the temperature at which next tokens have about `ENTROPY` nats: random weights have far more."""
     logits: list[torch.Tensor] = []
     handle = model.register_forward_hook(lambda _, __, output: logits.append(output.logits[0].float()))
     try:

@@ -1,9 +1,10 @@
-"""`penstock bench engine --shape …`: the embedded engine on a GPU, with random weights of a real shape.
+"""Measures the embedded engine with random weights of a real shape on a GPU (`penstock bench engine --shape …`).
 
-Three jobs. *Uniform*: all requests at once, equal prompts and answers; wall time of the whole job with
-prefill and scheduling, logprobs and versions recorded. *Long-tailed*: log-normal answers from a queue, measured
-until it is empty, against a uniform job at the same mean live context. *Masks*: top-p with and without
-recording what it kept, at about one nat of entropy. transformers' two ways to serve run beside them.
+There are three jobs. *Uniform* sends all requests at once, with equal prompts and answers; the time covers
+the whole job with prefill and scheduling, with logprobs and versions recorded. *Long-tailed* takes log-normal
+answers from a queue, measured until it is empty, and compares with a uniform job at the same mean live
+context. *Masks* compares top-p with and without recording what it kept, at about one nat of entropy.
+transformers' two ways to serve run beside them.
 
 Settings of the engine are given as to a run (`engine.embedded.kv_dtype=float8`).
 """
@@ -42,7 +43,7 @@ LOOK_EVERY_S = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """How large the jobs are."""
+    """Sets how large the jobs are."""
 
     batch: int = 512
     prompt: int = 64
@@ -53,7 +54,7 @@ class Sizes:
     masked_answer: int = 256
     repeats: int = 2
     contenders: int = 128
-    """Requests of transformers' two ways."""
+    """Requests for each of transformers' two ways."""
     contenders_answer: int = 64
 
 
@@ -73,7 +74,7 @@ SMALL = Sizes(
 
 
 class Settings(Section):
-    """What can be set from outside."""
+    """Holds the settings that can be given on the command line."""
 
     engine: EngineConfig = EngineConfig()
 
@@ -87,7 +88,7 @@ def run(
     sizes: Sizes | None = None,
     console: Console | None = None,
 ) -> dict[str, Any]:
-    """All jobs (or `only` one of them), a table, and JSON."""
+    """Run all jobs (or `only` one of them), print a table, and write JSON."""
     if only not in (None, *JOBS):
         raise ValueError(f"only must be one of {', '.join(JOBS)}, got {only!r}")
     console = console or Console()
@@ -116,7 +117,7 @@ def run(
 
 
 def engine_config(device: str, sizes: Sizes, asked: EngineConfig) -> EngineConfig:
-    """The settings that the jobs need, overridden by those that were given."""
+    """Return the settings that the jobs need, overridden by those that were given."""
     on_gpu = device != "cpu"
     context = sizes.prompt + sizes.longest
     needed: dict[str, Any] = {
@@ -138,7 +139,7 @@ def engine_config(device: str, sizes: Sizes, asked: EngineConfig) -> EngineConfi
 
 
 def headline(measured: dict[str, Any], contenders: dict[str, float]) -> dict[str, float]:
-    """Of the jobs that were run."""
+    """Return the main figures of the jobs that were run."""
     found = {}
     if "uniform" in measured:
         found["tokens_per_s"] = uniform = measured["uniform"]["tokens_per_s"]
@@ -151,7 +152,7 @@ def headline(measured: dict[str, Any], contenders: dict[str, float]) -> dict[str
 
 
 def run_contenders(model: Any, sizes: Sizes) -> dict[str, float]:
-    """Tokens per second of `generate` on one batch and of a running continuous-batching manager."""
+    """Measure the tokens per second of `generate` on one batch and of a running continuous-batching manager."""
     rng = np.random.default_rng(0)
     shape = (sizes.contenders, sizes.prompt)
     prompts = rng.integers(0, model.config.vocab_size, size=shape, dtype=np.int32)
@@ -165,7 +166,7 @@ def run_contenders(model: Any, sizes: Sizes) -> dict[str, float]:
 
 
 class Bench:
-    """One engine, and the jobs it is given one after another."""
+    """Runs jobs one after another on one engine."""
 
     def __init__(
         self,
@@ -213,13 +214,13 @@ class Bench:
         return measured
 
     async def uniform(self, answer: int) -> dict[str, float]:
-        """The best of some rounds of a job in which all answers are equally long."""
+        """Return the best of some rounds of a job in which all answers are equally long."""
         rounds = [await self.job([answer] * self.sizes.batch) for _ in range(self.sizes.repeats)]
         tokens = answer * self.sizes.batch
         return {"tokens_per_s": tokens / min(rounds), "seconds": min(rounds), "answer": answer}
 
     async def masks(self) -> dict[str, float]:
-        """Seconds of the same job without truncation, with top-p, and with top-p and its masks recorded."""
+        """Measure the same job without truncation, with top-p, and with top-p and its masks recorded."""
         lengths = [self.sizes.masked_answer] * self.sizes.batch
         heat = self.temperature_of_one_nat()
         arms: dict[str, dict[str, Any]] = {
@@ -241,7 +242,7 @@ class Bench:
         }
 
     async def long_tail(self) -> dict[str, float]:
-        """Tokens per second until no request waits, against a uniform job of the same mean live context."""
+        """Measure tokens per second until no request waits, against a uniform job of the same mean live context."""
         sigma = np.log(5) / 1.2815515655446004
         raw = self.sizes.median * np.exp(sigma * self._rng.standard_normal(self.sizes.queued))
         lengths = [int(length) for length in np.clip(np.rint(raw), 1, self.sizes.longest)]
@@ -283,7 +284,8 @@ class Bench:
         record: bool = False,
         routes: bool = False,
     ) -> float:
-        """Seconds from the first request to the last token. `record`: sampling masks; `routes`: chosen experts."""
+        """Return the seconds from the first request to the last token. `record` keeps sampling masks, `routes`
+        experts."""
 
         def request(length: int) -> GenerateRequest:
             self._number += 1
@@ -313,7 +315,7 @@ class Bench:
 
     @torch.inference_mode()
     def temperature_of_one_nat(self) -> float:
-        """The temperature at which next tokens have about `ENTROPY` nats: random weights have far more."""
+        """Return the temperature at which next tokens have about `ENTROPY` nats: random weights have far more."""
         device = next(self.model.parameters()).device
         states = torch.randn(64, self.model.config.hidden_size, device=device)
         states = (states / states.square().mean(-1, keepdim=True).sqrt()).to(self.model.dtype)
@@ -328,7 +330,7 @@ class Bench:
 
 
 def floor(model: Any, sizes: Sizes, engine: EngineConfig) -> dict[str, float]:
-    """What a decode step of the uniform job must at least do: multiply, and read weights and cache."""
+    """Compute what a decode step of the uniform job must at least do: multiply, and read weights and cache."""
     config = model.config
     parameters = num_matrix_parameters(model)
     dim = config.hidden_size // config.num_attention_heads
@@ -345,7 +347,7 @@ def floor(model: Any, sizes: Sizes, engine: EngineConfig) -> dict[str, float]:
 
 
 def clean(on_gpu: bool) -> None:
-    """Let the engine before this one go, and what was compiled for it, which counts towards torch's limit."""
+    """Free the engine before this one, and what was compiled for it, which counts towards torch's limit."""
     gc.unfreeze()
     torch._dynamo.reset()
     gc.collect()

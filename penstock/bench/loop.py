@@ -1,5 +1,5 @@
-"""`penstock bench loop` compares synchronous with asynchronous training of small models in three settings
-(`penstock.bench.loop_settings`), and measures the controller's CPU time per episode.
+"""Compares synchronous with asynchronous training of small models in three settings
+(`penstock.bench.loop_settings`), and measures the controller's CPU time per episode (`penstock bench loop`).
 
 Synchronous is `max_staleness=0`: one phase at a time. Each arm is printed and saved as it ends.
 """
@@ -22,7 +22,7 @@ def run(
     only: Part | None = None,
     quick: bool = False,
 ) -> dict[str, Any]:
-    """Both parts, or only one."""
+    """Measure both parts, or only one."""
     console = Console()
     report = SavedReport(json_path)
     if only in (None, "settings"):

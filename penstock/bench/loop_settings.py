@@ -1,9 +1,10 @@
-"""The settings of `penstock bench loop` on a CPU: the same work synchronously and asynchronously.
+"""Runs the settings of `penstock bench loop` on a CPU: the same work synchronously and asynchronously.
 
-Both arms have the same engines, the same seed and the same number of steps; asynchronous is `max_staleness=4`. In
-two settings each rollout also waits on an environment, for 0.2 of the trainer's measured step in the median. In
-`long_tail` the wait is log-normal with p90 five times the median. In `slow_tenth` one answer in ten takes 25 times
-as long as the median one, generation included; more than half of all groups have such an answer.
+Both arms have the same engines, the same seed and the same number of steps; asynchronous is
+`max_staleness=4`. In two settings each rollout also waits for an environment, with a median of 0.2 times the
+trainer's measured step. In `long_tail` the wait is log-normal with p90 five times the median. In `slow_tenth`
+one answer in ten takes 25 times as long as the median one, generation included; more than half of all groups
+have such an answer.
 """
 
 import asyncio
@@ -44,12 +45,12 @@ P90_OVER_MEDIAN, SLOW_OVER_MEDIAN = 5.0, 25.0
 ARMS = {"synchronous": 0, "asynchronous": STALENESS}
 PROBE_STEPS = 8
 CHUNK_TOKENS = 32
-"""The default of `rollout.chunk_tokens`, which settings change: whoever keeps answers under way needs it."""
+"""The default of `rollout.chunk_tokens`, which settings change. Benches that keep unfinished answers need it."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """The model, how much is generated and trained a step, and what rollouts wait on."""
+    """Describes the model, how much is generated and trained per step, and what rollouts wait for."""
 
     name: str
     width: int
@@ -60,7 +61,7 @@ class Setting:
     waits: Literal["log-normal", "slow tenth"] | None = None
 
     def latency(self, pace: "Pace") -> Latency:
-        """What its rollouts wait for."""
+        """Return how long its rollouts wait."""
         median_s = MEDIAN_OF_STEP * pace.step_s
         if self.waits == "slow tenth":
             slow_s = SLOW_OVER_MEDIAN * (pace.answer_s + median_s) - pace.answer_s
@@ -70,7 +71,7 @@ class Setting:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """What a setting takes synchronously when nobody waits: the trainer for a step, an engine for an answer."""
+    """Holds what a setting takes synchronously without waits: the trainer for a step, an engine for an answer."""
 
     step_s: float
     answer_s: float
@@ -90,18 +91,18 @@ QUICK = (
     dataclasses.replace(LONG_TAIL, steps=8),
     dataclasses.replace(SLOW_TENTH, steps=6),
 )
-"""At most three minutes on two quiet cores, with the controller's cost."""
+"""At most three minutes on two idle cores, with the controller's cost."""
 
 
 def run(settings: tuple[Setting, ...], report: SavedReport, console: Console) -> None:
-    """Both arms of every setting, each saved and printed as it ends."""
+    """Run both arms of every setting, and save and print each as it ends."""
     pace: Pace | None = None
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as scratch:
         tokenizer = ensure_builtin_model(cache_folder(), log=console.print)
         for setting in settings:
             home = Path(scratch) / setting.name
             model = make_model(home / "model", tokenizer, width=setting.width, layers=setting.layers)
-            if setting.waits and pace is None:  # settings that wait do the same work
+            if setting.waits and pace is None:  # settings with waits do the same work, so one pace serves all
                 pace = measured_pace(setting, model, home)
                 report.put("pace", value=dataclasses.asdict(pace))
             compare(setting, pace, model, home, report, console)
@@ -117,7 +118,7 @@ def measured_pace(setting: Setting, model: Path, folder: Path) -> Pace:
 def compare(
     setting: Setting, pace: Pace | None, model: Path, folder: Path, report: SavedReport, console: Console
 ) -> None:
-    """Both arms of one setting, and the ratio of their speeds. `pace` is for those that wait."""
+    """Run both arms of one setting, and report the ratio of their speeds. `pace` is for settings with waits."""
     for name, max_staleness in ARMS.items():
         environment = SlowEnvironment(setting.latency(pace)) if setting.waits and pace else None
         summary = train(setting, max_staleness, model, folder, environment)
@@ -164,7 +165,7 @@ def train(
     more: Mapping[str, Mapping[str, Any]] | None = None,
     view: View | None = None,
 ) -> Summary:
-    """`more` are further settings, by section."""
+    """Train one arm. `more` holds further settings, by section."""
     prepared = prepared_run(setting, max_staleness, model, folder, workflow, more=more)
     return asyncio.run(Run(prepared, show(view or SilentView())).run())
 
@@ -178,7 +179,7 @@ def prepared_run(
     *,
     more: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Prepared:
-    """In a new folder below `folder`."""
+    """Prepare the run of one arm in a new folder below `folder`."""
     sections: dict[str, dict[str, Any]] = {
         "model": {"name": str(model)},
         "reward": {"functions": ["penstock.bench.workload:reward"]},
@@ -209,7 +210,7 @@ def prepared_run(
 
 
 def table(results: dict[str, Any]) -> Table:
-    """It fits 80 columns. Staleness is given as the mean and, in brackets, the largest."""
+    """Return a table that fits 80 columns. Staleness is given as the mean and, in brackets, the largest."""
     names = ("setting", "arm", "steps/s", "trainer\nidle", "engine\nidle", "stale", "reward", "speed-up")
     columns = (Column(name, no_wrap=True) for name in names)
     shown = Table(*columns, box=SIMPLE_HEAD, padding=0, pad_edge=False)

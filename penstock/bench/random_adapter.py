@@ -1,4 +1,4 @@
-"""LoRA adapters with random matrices, so that benchmarks need no training."""
+"""Makes LoRA adapters with random matrices, so that benchmarks need no training."""
 
 from collections.abc import Collection
 
@@ -13,8 +13,8 @@ ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 def random_adapter(
     model: nn.Module, rank: int, *, seed: int = 0, ends: Collection[str] = ()
 ) -> tuple[AdapterSpec, dict[str, torch.Tensor]]:
-    """An adapter for every linear layer but the one that makes the logits, or for those whose names end so. It
-    moves outputs by about a tenth of what they are."""
+    """Return an adapter for every linear layer except the one that makes the logits, or for those whose names
+    end in one of `ends`. It changes outputs by about a tenth."""
     generator = torch.Generator().manual_seed(seed)
     head = model.get_output_embeddings()  # type: ignore[operator]
     tensors: dict[str, torch.Tensor] = {}

@@ -1,4 +1,4 @@
-"""A bench's results, on disk as they come: a bench that is killed keeps the arms that it has finished."""
+"""Saves a bench's results as they come, so that a bench that is killed keeps the arms that it has finished."""
 
 import json
 from collections.abc import Mapping
@@ -9,14 +9,15 @@ from penstock.safe_files import write_private
 
 
 class SavedReport:
-    """Results by name, with `headline` first. Every change replaces the file, if there is one."""
+    """Holds results by name, with `headline` first. Every change replaces the file, if there is one."""
 
     def __init__(self, path: Path | None) -> None:
         self.data: dict[str, Any] = {"headline": {}}
         self._path = path
 
     def put(self, *names: str, value: Any) -> None:
-        """`put("long_tail", "synchronous", value=…)` sets `data["long_tail"]["synchronous"]`."""
+        """Set a nested result: `put("long_tail", "synchronous", value=…)` sets
+        `data["long_tail"]["synchronous"]`."""
         inside = self.data
         for name in names[:-1]:
             inside = inside.setdefault(name, {})

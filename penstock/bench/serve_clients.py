@@ -1,7 +1,8 @@
-"""Clients of `penstock bench serve`, in a process of their own: `python -m penstock.bench.serve_clients URL
-ROUTE COUNT TOKENS`.
+"""Runs clients of `penstock bench serve`: `python -m penstock.bench.serve_clients URL ROUTE COUNT TOKENS`.
 
-They write a line when they are ready, begin at a line of their standard input, and end with what they have read."""
+They write a line when they are ready, begin at a line of their standard input, and report at the end how many
+tokens they have read.
+"""
 
 import asyncio
 import json
@@ -15,13 +16,13 @@ from penstock.bench.serve_prompts import prompt, prompt_text
 
 
 async def check(response: aiohttp.ClientResponse) -> None:
-    """A refusal is not a quick answer."""
+    """Exit on a refusal, which must not count as a quick answer."""
     if response.status != 200:
         raise SystemExit(f"{response.url.path} answered {response.status}: {await response.text()}")
 
 
 async def read_stream(session: aiohttp.ClientSession, address: str, index: int, tokens: int) -> int:
-    """Token ids of one answer, event by event."""
+    """Count the token ids of one answer, event by event."""
     sampling = {"max_tokens": tokens, "ignore_eos": True}
     body = {"token_ids": prompt(index), "sampling_params": sampling, "stream": True}
     made = 0
@@ -41,7 +42,7 @@ async def read_text(session: aiohttp.ClientSession, address: str, index: int, to
 
 
 async def read_chat(session: aiohttp.ClientSession, address: str, index: int, tokens: int) -> int:
-    """A streamed chat, event by event; the last one says how many tokens there were."""
+    """Read a streamed chat, event by event; the last event says how many tokens there were."""
     body: dict[str, Any] = {
         "messages": [{"role": "user", "content": prompt_text(index)}],
         "stream": True,

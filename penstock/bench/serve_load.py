@@ -1,10 +1,10 @@
-"""`penstock bench serve`: what HTTP costs. Streams of `/inference/v1/generate` with clients in other processes,
-against the same engine called in its own process.
+"""Measures what HTTP costs (`penstock bench serve`): streams of `/inference/v1/generate` to clients in other
+processes, against the same engine called in its own process.
 
-Both take turns in one server process, and the best round of each counts: figures are ratios within one run.
-Prompts have 24 tokens, answers a fixed length, and a stream has as many tokens an event as the engine makes at a
-time (`engine.window`). Text (`/v1/completions`, whole answers) and streamed chats (`/v1/chat/completions`) are
-measured beside it, and reported only.
+Both alternate in one server process, and the best round of each counts: figures are ratios within one run.
+Prompts have 24 tokens, answers have a fixed length, and an event of a stream has as many tokens as the engine
+makes at a time (`engine.embedded.window`). Text (`/v1/completions`, whole answers) and streamed chats
+(`/v1/chat/completions`) are measured beside it, and only reported.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ from penstock.serve.serving import Opened, ServeSettings, open_engine, served
 
 WAYS = ("in_process", "http", "text", "chat")
 CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
-"""Chats so have the same prompts."""
+"""With this template chats have the same prompts as the other routes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class Load:
 
 
 def base_settings(load: Load) -> tuple[str, ...]:
-    """Of the engine, before what somebody asks for."""
+    """Return settings of the engine that the user's settings override."""
     return ("engine.max_context=2048", f"engine.embedded.max_batch={load.streams}")
 
 
@@ -112,7 +112,7 @@ async def _in_process(opened: Opened, load: Load, number: int) -> float:
 
 
 async def over_http(address: str, load: Load, route: str) -> float:
-    """Clients say when they are ready, and begin together. Who starts Python is not what is measured."""
+    """Measure clients that begin together once all are ready, so that the start of Python is not measured."""
     share, rest = divmod(load.streams, load.processes)
     clients = []
     for index in range(load.processes):
@@ -140,7 +140,7 @@ async def over_http(address: str, load: Load, route: str) -> float:
 
 
 def counted(way: str, made: int, load: Load) -> int:
-    """A rate counts only if every token has arrived."""
+    """Return the number of tokens, or raise unless every token has arrived."""
     if made != load.streams * load.tokens:
         raise PenstockError(
             f"{way}: {made} tokens arrived, and {load.streams} streams of {load.tokens} must give "

@@ -1,4 +1,4 @@
-"""The prompts of `penstock bench serve`: the same for the engine and for clients, which import no torch."""
+"""Defines the prompts of `penstock bench serve`, the same for the engine and for clients, which import no torch."""
 
 PROMPT_TOKENS = 24
 DIGITS = 10
@@ -10,5 +10,5 @@ def prompt(index: int) -> list[int]:
 
 
 def prompt_text(index: int) -> str:
-    """The same as text, whose tokens are its digits."""
+    """Return the same prompt as text; its tokens are its digits."""
     return "".join(str(token - 1) for token in prompt(index))

@@ -1,4 +1,4 @@
-"""Model shapes with random weights, so that benchmarks need no download."""
+"""Makes model shapes with random weights, so that benchmarks need no download."""
 
 from pathlib import Path
 from typing import Any
@@ -44,11 +44,11 @@ SHAPES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
     },
 }
-"""Those of SmolLM2 (135m) and Qwen2.5, and one that fits any machine."""
+"""The shapes of SmolLM2 (135m) and Qwen2.5, and one that fits any machine."""
 
 
 def make_shape(name: str, device: str, dtype: torch.dtype, attention: str = "sdpa") -> nn.Module:
-    """A random Qwen2 model of this shape, in eval mode."""
+    """Make a random Qwen2 model of this shape, in eval mode."""
     from transformers import AutoModelForCausalLM, Qwen2Config
 
     if name not in SHAPES:
@@ -63,8 +63,8 @@ def make_shape(name: str, device: str, dtype: torch.dtype, attention: str = "sdp
 
 
 def save_shape(name: str, folder: Path, device: str, chat_template: str | None = None) -> None:
-    """A random model of this shape as a folder that workers can load, in bfloat16 on a GPU. Its tokenizer knows
-    digits only; ids beyond them have no text."""
+    """Save a random model of this shape as a folder that workers can load, in bfloat16 on a GPU. Its tokenizer
+    knows only digits; ids beyond them have no text."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -84,14 +84,13 @@ def save_shape(name: str, folder: Path, device: str, chat_template: str | None =
 
 
 def num_matrix_parameters(model: Any) -> int:
-    """Parameters that every token is multiplied with: all but an embedding that is only looked up."""
+    """Count the parameters that every token is multiplied with: all but an embedding that is only looked up."""
     tied = model.config.tie_word_embeddings
     looked_up = 0 if tied else model.get_input_embeddings().weight.numel()
     return int(sum(parameter.numel() for parameter in model.parameters()) - looked_up)
 
 
 def hardware(device: str) -> dict[str, str]:
-    """What the figures were measured on."""
     import transformers
 
     name = torch.cuda.get_device_name() if device.startswith("cuda") else "CPU"

@@ -1,4 +1,4 @@
-"""Rollouts that wait on a simulated environment: what makes answers long-tailed in benches on a CPU."""
+"""Makes rollouts wait for a simulated environment, which makes answers long-tailed in benches on a CPU."""
 
 import asyncio
 import time
@@ -14,22 +14,23 @@ MEDIAN_OF_STEP = 0.2
 
 
 class Latency(Protocol):
-    """Seconds that an environment takes."""
+    """Draws the seconds that an environment takes."""
 
     def draw(self) -> float: ...
 
 
 class NoLatency:
-    """An environment that answers at once."""
+    """Answers at once."""
 
     def draw(self) -> float:
         return 0.0
 
 
 class SlowEnvironment:
-    """A single turn whose episode ends only when its environment has answered; held-out ones do not wait.
+    """Runs a single turn that ends only when its environment has answered. Held-out episodes do not wait.
 
-    `answer_s` has the seconds that each answer took, generation and wait together."""
+    `answer_s` has the seconds that each answer took, generation and wait together.
+    """
 
     def __init__(self, latency: Latency) -> None:
         self.answer_s: list[float] = []
@@ -45,12 +46,12 @@ class SlowEnvironment:
 
 
 def measured_step_s(summary: Summary) -> float:
-    """The synchronous trainer's own time per step."""
+    """Return the synchronous trainer's own time per step."""
     return (1 - summary.trainer_idle) * summary.training_s / summary.steps
 
 
 def answer_times(answer_s: Sequence[float]) -> dict[str, float]:
-    """The median, and the mean of the slowest tenth."""
+    """Return the median, and the mean of the slowest tenth."""
     ordered = sorted(answer_s)
     if not ordered:
         return {}

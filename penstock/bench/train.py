@@ -1,8 +1,9 @@
-"""`penstock bench train`: forward and backward of one packed row, against the plain way to do it.
+"""Measures forward and backward of one packed row, against transformers' plain way (`penstock bench train`).
 
-Model FLOPs are 6 · parameters · tokens plus those of causal attention; what checkpointing computes again is
-not counted. The peak is that of forward and backward with weights and float32 gradients; master weights and
-optimizer states are reported beside it. What a whole step is made of, `python -m benchmarks train-parts` measures.
+Model FLOPs are 6 · parameters · tokens plus those of causal attention; what checkpointing recomputes is not
+counted. The peak is that of forward and backward with weights and float32 gradients; master weights and
+optimizer states are reported beside it. `python -m benchmarks train-parts` measures the parts of a whole
+step.
 """
 
 import gc
@@ -29,14 +30,14 @@ from penstock.trainer.optimizers.optimizer import MasterAdamW
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainSetting:
-    """Of one invocation. What is not named depends on whether there is a GPU."""
+    """Holds the setting of one invocation. Defaults depend on whether there is a GPU."""
 
     shape: str
     device: str
     tokens: int
-    """Of one packed row."""
+    """Tokens of one packed row."""
     length: int
-    """Of each sequence in it."""
+    """Tokens of each sequence in it."""
     checkpointing: Checkpointing
     steps: int
 
@@ -67,7 +68,6 @@ class TrainSetting:
 
     @property
     def dtype(self) -> torch.dtype:
-        """What the model computes in."""
         return torch.bfloat16 if self.on_gpu else torch.float32
 
     @property
@@ -77,11 +77,10 @@ class TrainSetting:
         )
 
     def model(self, dtype: torch.dtype) -> Any:
-        """With random weights."""
         return make_shape(self.shape, self.device, dtype)
 
     def packed(self, model: Any, *, compiled: bool) -> PackedModel:
-        """The trainer's forward pass."""
+        """Return the trainer's forward pass."""
         return PackedModel(
             model,
             chunk_tokens=self.trainer.logprob_chunk_tokens,
@@ -90,11 +89,10 @@ class TrainSetting:
         )
 
     def directions(self) -> torch.Tensor:
-        """What the row's logprobs are weighted by in the loss."""
+        """Return random weights for the row's logprobs in the loss."""
         return torch.randn(self.tokens, device=self.device) / self.tokens
 
     def as_dict(self) -> dict[str, Any]:
-        """For a report."""
         return {
             "shape": self.shape,
             "tokens": self.tokens,
@@ -116,7 +114,7 @@ def run(
     checkpointing: Checkpointing = "selective",
     steps: int = 8,
 ) -> dict[str, Any]:
-    """Three arms: transformers' own way, our trainer's, and our trainer's compiled (on a GPU)."""
+    """Measure three arms: transformers' own way, our trainer's, and our trainer's compiled (on a GPU)."""
     setting = TrainSetting.of(shape, tokens, length, checkpointing=checkpointing, steps=steps)
     arms: dict[str, Any] = {}
     arms["transformers"] = plain_arm(setting)
@@ -138,7 +136,7 @@ def run(
 
 
 def packed_arm(setting: TrainSetting, *, compiled: bool) -> dict[str, Any]:
-    """Our trainer's path: packed attention, the chunked head, float32 gradients and masters."""
+    """Measure our trainer's path: packed attention, the chunked head, float32 gradients and master weights."""
     clean(setting.device)
     model = setting.model(torch.float32)
     optimizer = MasterAdamW(model, setting.trainer)
@@ -165,7 +163,7 @@ def packed_arm(setting: TrainSetting, *, compiled: bool) -> dict[str, Any]:
 
 
 def plain_arm(setting: TrainSetting) -> dict[str, Any]:
-    """transformers' forward with its gradient checkpointing, full logits and a log-softmax over them."""
+    """Measure transformers' forward with its gradient checkpointing, full logits and a log-softmax over them."""
     clean(setting.device)
     model = setting.model(setting.dtype)
     length = setting.length
@@ -195,7 +193,7 @@ def clean(device: str) -> None:
 def measure(
     model: Any, step: Callable[[], None], forget: Callable[[], None], setting: TrainSetting
 ) -> dict[str, Any]:
-    """The speed and the peak memory of `step`, which trains on one row of the setting."""
+    """Measure the speed and the peak memory of `step`, which trains on one row of the setting."""
     found = time_steps(step, forget, setting.device, setting.steps)
     flops = model_flops(model, setting.tokens, setting.length)
     return {
@@ -208,7 +206,7 @@ def measure(
 def time_steps(
     step: Callable[[], None], forget: Callable[[], None], device: str, steps: int
 ) -> dict[str, float]:
-    """Median time and peak memory of `step`, each run from no gradients at all."""
+    """Return the median time and the peak memory of `step`. Each run starts without gradients."""
     forget()
     for _ in range(WARMUP):
         step()
@@ -227,7 +225,7 @@ def time_steps(
 
 
 def timed(function: Callable[[], None], device: str, before: Callable[[], None]) -> float:
-    """Milliseconds that `function` takes, all of its device work included."""
+    """Return the milliseconds that `function` takes, its device work included."""
     before()
     if device == "cpu":
         start = time.perf_counter()
@@ -244,7 +242,7 @@ def timed(function: Callable[[], None], device: str, before: Callable[[], None])
 
 
 def make_row(vocabulary: int, tokens: int, length: int, device: str) -> PackedRow:
-    """Sequences of equal length in which every token is in the loss."""
+    """Make sequences of equal length in which every token is in the loss."""
     count = tokens // length
     draw = torch.Generator().manual_seed(0)
     ids = torch.randint(0, vocabulary, (tokens + 1,), generator=draw).to(device)
@@ -266,7 +264,7 @@ def make_row(vocabulary: int, tokens: int, length: int, device: str) -> PackedRo
 
 
 def model_flops(model: Any, tokens: int, length: int) -> float:
-    """Of forward and backward: 6 per parameter and token, and causal attention's two matmuls."""
+    """Return the FLOPs of forward and backward: 6 per parameter and token, and causal attention's two matmuls."""
     config = model.config
     width = config.num_attention_heads * (config.hidden_size // config.num_attention_heads)
     attention = 6.0 * config.num_hidden_layers * width * tokens * length
@@ -274,7 +272,7 @@ def model_flops(model: Any, tokens: int, length: int) -> float:
 
 
 def matmul_ceiling(device: str, size: int = 8192) -> float:
-    """TFLOP/s of a large matmul on random data: what this GPU can really do."""
+    """Measure the TFLOP/s of a large matmul on random data, the most that this GPU reaches in practice."""
     if device == "cpu":
         size = 512
     dtype = torch.float32 if device == "cpu" else torch.bfloat16

@@ -1,7 +1,8 @@
-"""The work that `bench loop` does: a small random model that learns to write one digit more often.
+"""Defines the work of `penstock bench loop`: a small random model that learns to write one digit more often.
 
-Answers have a fixed length (no stop token), so both arms do exactly the same amount of work; prompts are
-long enough that training costs what it does in real life. The reward is the share of sevens."""
+Answers have a fixed length (no stop token), so both arms do exactly the same amount of work; prompts are long
+enough that training costs what it does in real runs. The reward is the share of sevens.
+"""
 
 import random
 from pathlib import Path
@@ -16,7 +17,7 @@ HEAD_DIM = 32
 
 
 class EndlessTokenizer(ChatTokenizer):
-    """Answers end only at their full length."""
+    """Has no stop tokens, so that answers end only at their full length."""
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
@@ -24,7 +25,7 @@ class EndlessTokenizer(ChatTokenizer):
 
 
 def make_model(folder: Path, tokenizer_from: Path, *, width: int, layers: int) -> Path:
-    """A random model with the vocabulary of the built-in one, saved where workers can load it."""
+    """Make a random model with the vocabulary of the built-in one, saved where workers can load it."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_from)
@@ -57,6 +58,6 @@ def reward(task: Task, completion: str) -> float:
 
 
 def share_of_even_tokens(task: Task, episode: Episode) -> float:
-    """For random weights of a large vocabulary, most of which has no text: it differs within every group."""
+    """Reward even token ids, a share that differs within every group even where most ids have no text."""
     ids = episode.turns[-1].output_ids
     return float((ids % 2 == 0).mean())

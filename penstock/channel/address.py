@@ -1,7 +1,7 @@
-"""Where a controller listens and how a worker reaches it.
+"""Opens the connections between a controller, which listens, and its workers, which connect.
 
-Addresses are `unix:/path/to/socket` or `tcp:host:port`. Both sides prove that they know the run's token before
-anything else is said (`handshake`); a connection that does not is closed.
+Addresses are `unix:/path/to/socket` or `tcp:host:port`. Both sides prove that they know the run's token
+before any other message (`handshake`); a connection that does not is closed.
 """
 
 import asyncio
@@ -16,26 +16,28 @@ from penstock.channel.connection import Channel
 from penstock.errors import ConfigError, PenstockError
 
 PRIVATE_FOLDER_PREFIX = "penstock-"
-"""How the name of a launcher's private folder begins; its Unix socket lies there."""
+"""Prefix of the name of a launcher's private folder, which holds its Unix socket."""
 GREETING_S, MAX_GREETINGS = 5.0, 64
-"""How long a connection may take to prove who it is, and how many may be at it at once."""
+"""How long a connection may take to prove who it is, and how many may be doing so at once."""
 ACCEPTED_AT_ONCE, MAX_QUEUED = 4, 128
-"""Of TCP: so many connections are taken in a turn of the event loop, and each is an open file for some turns before
-another one has given way to it. The others queue in the kernel."""
+"""For TCP: how many connections are accepted in a turn of the event loop, and how many queue in the kernel. Each
+accepted connection is an open file, and it takes some turns until an older one has made way for it."""
 ANSWER_S = 30.0
 """How long a worker waits for an answer to its greeting."""
 TRIES = 5
-"""A controller that is busy, or flooded by strangers, may close a connection before it has heard the worker out."""
+"""How often a worker tries to connect. A controller that is busy, or flooded by strangers, may close a
+connection before the worker has proved itself."""
 ENOUGH = 65_536
 
 
 def incarnation_name(name: str, incarnation: int) -> str:
-    """Under which one process of a worker arrives: a process that was given up can't take its successor's place."""
+    """Return the name by which one process of a worker connects. It differs between incarnations, so a process
+    that was given up can't replace its successor."""
     return f"{name}.{incarnation}"
 
 
 def host_and_port(text: str, what: str) -> tuple[str, int]:
-    """Of `HOST:PORT`; `what` it is, for the error."""
+    """Split `HOST:PORT`. `what` names the value in the error."""
     host, _, port = text.rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65535:
         raise ConfigError(f"{what} must be HOST:PORT, got {text!r}")
@@ -43,8 +45,8 @@ def host_and_port(text: str, what: str) -> tuple[str, int]:
 
 
 async def connect(address: str, name: str, token: str) -> Channel:
-    """As a worker of this name, to a controller that has proved that it knows the token too. `UserError` where one
-    of them does not, `PenstockError` where something else listens."""
+    """Connect as a worker of this name to a controller that has proved that it knows the token too. Raise
+    `UserError` if one of them does not, `PenstockError` if another program listens."""
     for _ in range(TRIES):
         reader, writer = await _open(address)
         try:
@@ -74,8 +76,8 @@ async def _open(address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWrite
 
 
 class Listener:
-    """Accepts workers on a Unix socket (or loopback TCP) and hands each connection over by its name. `accept`
-    says whether somebody waits for it; otherwise it is closed."""
+    """Accepts workers on a Unix socket or TCP and hands each connection over by its name. `accept` returns
+    whether the worker is expected; otherwise the connection is closed."""
 
     def __init__(self, address: str, token: str, accept: Callable[[str, Channel], bool]) -> None:
         if not token:
@@ -87,7 +89,7 @@ class Listener:
         self._accept = accept
         self._server: asyncio.Server | None = None
         self._greetings: list[asyncio.Timeout] = []
-        """Of the connections that have not proved who they are, the oldest first."""
+        """Time limits of connections that have not proved who they are, oldest first."""
 
     async def start(self) -> None:
         allow_many_connections()
@@ -97,7 +99,7 @@ class Listener:
         else:
             host, _, port = rest.rpartition(":")
             self._server = await asyncio.start_server(self._greet, host, int(port), backlog=ACCEPTED_AT_ONCE)
-            for one in self._server.sockets:  # asyncio has one number for both
+            for one in self._server.sockets:  # asyncio takes one number for accepting and queueing
                 with socket.fromfd(one.fileno(), one.family, one.type) as listening:
                     listening.listen(MAX_QUEUED)
             bound = self._server.sockets[0].getsockname()
@@ -114,17 +116,17 @@ class Listener:
                 name = await handshake.meet(reader, writer, token=self._token)
             is_taken = name is not None and self._accept(name, Channel(reader, writer))
         except (*handshake.NO_GREETING, asyncio.CancelledError):
-            pass  # cancelled is what the end of the run finds here: nobody awaits it, and asyncio would log it
+            pass  # the end of the run cancels this task, which no caller awaits, and asyncio would log the error
         finally:
             if not is_taken:
                 writer.close()
 
     @asynccontextmanager
     async def _place(self) -> AsyncIterator[None]:
-        """Where there is none, whoever has been silent for the longest gives way: a worker needs milliseconds."""
+        """Take one of the greeting slots. If all are taken, the connection that has waited longest is closed."""
         if len(self._greetings) >= MAX_GREETINGS:
             oldest = self._greetings.pop(0)
-            if not oldest.expired():  # whose time is over leaves by itself
+            if not oldest.expired():  # an expired one ends by itself
                 oldest.reschedule(asyncio.get_running_loop().time())
         async with asyncio.timeout(GREETING_S) as limit:
             self._greetings.append(limit)
@@ -145,8 +147,7 @@ def is_loopback(host: str) -> bool:
 
 
 def allow_many_connections() -> None:
-    """Every connection is an open file, and systems allow few of them unless asked: this process allows itself as
-    many as it may, up to what a server can use."""
+    """Raise the limit of open files as far as allowed and useful, since every connection is one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = ENOUGH if hard == resource.RLIM_INFINITY else min(hard, ENOUGH)
     if soft != resource.RLIM_INFINITY and soft < wanted:

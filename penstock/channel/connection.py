@@ -1,4 +1,4 @@
-"""One connection between two processes: calls, streams and their cancellation, multiplexed.
+"""Multiplexes calls, streams and their cancellation over one connection between two processes.
 
     async with TaskGroup() as tasks:
         channel = Channel(reader, writer)
@@ -6,8 +6,9 @@
         tasks.create_task(channel.run())
         answer = await channel.call(ECHO, question)
 
-Frames of one turn of the event loop leave in one write: an engine that finishes fifty chunks in a step
-costs one system call. A handler that raises answers with a `RemoteError` carrying its traceback.
+Frames of one turn of the event loop are sent in one write: an engine that finishes fifty chunks in a step
+costs one system call. When a handler raises, the caller gets the error itself if it is one that both sides
+know, otherwise a `RemoteError` with the traceback.
 """
 
 import asyncio
@@ -43,7 +44,7 @@ Req = TypeVar("Req")
 Res = TypeVar("Res")
 
 MAX_FRAME_BYTES = 64 << 20
-"""Of one message. What may be larger travels in pieces or through a blob store."""
+"""Largest message. Larger data travels in pieces or through a blob store."""
 _RAISED_AS_THEMSELVES = {
     kind.__name__: kind
     for kind in (
@@ -66,7 +67,7 @@ _RAISED_AS_THEMSELVES = {
 
 
 class Method(Generic[Req, Res]):
-    """A name with the types it takes and gives."""
+    """Names a call, with the types of its request and response."""
 
     __slots__ = ("name", "read_request", "read_response")
 
@@ -77,7 +78,7 @@ class Method(Generic[Req, Res]):
 
 
 class Served(NamedTuple):
-    """Who answers a method: with one answer, or with a stream of them."""
+    """Holds the handler of a method, which returns one answer or a stream of them."""
 
     method: Method[Any, Any]
     handle: Callable[[Any], Any]
@@ -91,7 +92,7 @@ class Call(msgspec.Struct, frozen=True, tag="call"):
 
 
 class Item(msgspec.Struct, frozen=True, tag="item"):
-    """A call's answer, or one item of its stream."""
+    """Carries a call's answer, or one item of its stream."""
 
     id: int
     payload: msgspec.Raw
@@ -114,13 +115,13 @@ class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
 
 Frame = Call | Item | End | Failure | Cancel
 Received = Item | End | Failure | None
-"""What a caller may find in its inbox; None says that the channel has closed."""
+"""What a caller may find in its inbox; None means that the channel has closed."""
 READ_BYTES = 64 << 10
 _frame_decoder = msgspec.msgpack.Decoder(Frame)
 
 
 class Inbox:
-    """What has come for one caller, who takes it out frame by frame."""
+    """Queues the frames that have come for one caller."""
 
     __slots__ = ("_frames", "_loop", "_waiter")
 
@@ -142,7 +143,7 @@ class Inbox:
 
 
 class Channel:
-    """Both sides are equal: each may serve methods and call the other's."""
+    """Connects two equal sides: each may serve methods and call the other's."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -163,16 +164,16 @@ class Channel:
 
     @property
     def local_host(self) -> str:
-        """The address of this machine that the other side sees; "" over a Unix socket."""
+        """Return this machine's address as the other side sees it; "" over a Unix socket."""
         name = self._writer.get_extra_info("sockname")
         return str(name[0]) if isinstance(name, tuple) else ""
 
     async def wait_closed(self) -> None:
-        """Until either side has closed it."""
+        """Wait until either side has closed the channel."""
         await self._ended.wait()
 
     def on_close(self, callback: Callable[[], None]) -> None:
-        """Called once when the channel has closed and nothing is served any more: a worker ends then."""
+        """Register a callback for when the channel has closed and no handler runs: a worker ends then."""
         self._on_close.append(callback)
 
     def serve(self, method: Method[Req, Res], handle: Callable[[Req], Awaitable[Res]]) -> None:
@@ -182,7 +183,7 @@ class Channel:
         self._served[method.name] = Served(method, handle, is_stream=True)
 
     async def call(self, method: Method[Req, Res], request: Req) -> Res:
-        """One answer. Cancelling the caller cancels the work over there."""
+        """Return the answer. Cancelling the caller cancels the handler in the other process."""
         call_id, inbox = self._open(method, request)
         frame: Received = None
         try:
@@ -194,7 +195,7 @@ class Channel:
         raise _error_of(frame, method.name)
 
     async def stream(self, method: Method[Req, Res], request: Req) -> AsyncIterator[Res]:
-        """Items until the other side ends the stream. Leaving early cancels it over there."""
+        """Yield items until the other side ends the stream. Leaving early cancels the handler there."""
         call_id, inbox = self._open(method, request)
         finished = False
         try:
@@ -224,7 +225,7 @@ class Channel:
             self._send(Cancel(call_id))
 
     async def run(self) -> None:
-        """Read frames until the other side closes or sends what is none. Every waiter is woken then."""
+        """Read frames until the other side closes or sends something else. Every waiter is woken then."""
         received = bytearray()
         try:
             while data := await self._reader.read(READ_BYTES):
@@ -254,7 +255,7 @@ class Channel:
         self._writer.close()
 
     def _receive_all(self, received: bytearray) -> None:
-        """Take the frames that are whole off the beginning. One that would be too large is a `ValueError`."""
+        """Take all complete frames off the beginning. Raise `ValueError` for one that would be too large."""
         start = 0
         while (begin := start + 4) <= len(received):
             size = int.from_bytes(received[start:begin], "big")
@@ -291,7 +292,7 @@ class Channel:
                     self._send(Item(call.id, msgspec.Raw(codec.encode(item))))
             self._send(End(call.id))
         except asyncio.CancelledError as error:
-            # Whoever cancelled the call has stopped listening; whoever did not must not wait for ever.
+            # A caller that cancelled has stopped listening; any other must not wait for ever.
             self._send(Failure(call.id, type(error).__name__, "the call was cancelled over there", ""))
             raise
         except Exception as error:

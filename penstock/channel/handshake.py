@@ -1,14 +1,14 @@
-"""How a worker and its controller show each other that they know the run's token, which neither of them sends.
+"""Lets a worker and its controller prove that they know the run's token, without sending it.
 
     worker ── Hello: name, nonce ──► controller
            ◄── Challenge: nonce ────
            ── Proof ───────────────►
            ◄── Welcome: proof ──────       or Refused, with the reason
 
-The worker proves itself first: who asks a listener gets nothing to guess tokens by. Before the worker has checked
-the controller's proof it takes no files, no code and no settings. A proof is bound to its role, so that nobody can
-send one back, to both nonces, so that none counts twice, and to the worker's name. What follows is neither
-encrypted nor signed: whoever can change packets on the way can change it.
+The worker proves itself first, so that a stranger who asks a listener gets nothing to guess tokens by. Before
+the worker has checked the controller's proof it accepts no files, code or settings. A proof is bound to its
+role, so that it can't be sent back; to both nonces, so that it can't be replayed; and to the worker's name.
+Later messages are neither encrypted nor signed, so an attacker on the path can alter them.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ import msgspec
 from penstock.errors import UserError
 
 PROTOCOL = 1
-"""Raised when what controller and workers say to each other changes."""
+"""Incremented when the messages between controller and workers change."""
 NONCE_BYTES, MAX_BYTES = 32, 1024
 WORKER, CONTROLLER = b"penstock worker", b"penstock controller"
 SAME_VERSION = "install the same version of Penstock on both machines"
@@ -30,7 +30,7 @@ SAME_VERSION = "install the same version of Penstock on both machines"
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
     protocol: int
     name: str
-    """As `incarnation_name` gives it."""
+    """As `incarnation_name` returns it."""
     nonce: bytes
 
 
@@ -51,13 +51,13 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
 
 
 NO_GREETING = (asyncio.IncompleteReadError, OSError, msgspec.MsgspecError, ValueError, RecursionError)
-"""What the other side of a handshake may do instead of answering."""
+"""Errors that the other side of a handshake may cause instead of answering."""
 
 
 async def introduce(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, name: str, token: str
 ) -> None:
-    """The worker's side. `UserError` when it is refused, or when the other side does not know the token."""
+    """Prove the worker's side. Raise `UserError` if it is refused, or if the other side does not know the token."""
     nonce = secrets.token_bytes(NONCE_BYTES)
     _send(writer, Hello(PROTOCOL, name, nonce))
     challenge = _granted(await _receive(reader, Challenge | Refused))
@@ -65,13 +65,13 @@ async def introduce(
     welcome = _granted(await _receive(reader, Welcome | Refused))
     if not hmac.compare_digest(welcome.mac, _mac(token, CONTROLLER, nonce, challenge.nonce, name)):
         raise UserError(
-            "who answered does not know the run's token, so nothing was taken from it; check the address and the "
-            "token file"
+            "the process that answered does not know the run's token, so nothing was taken from it; check the "
+            "address and the token file"
         )
 
 
 async def meet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, token: str) -> str | None:
-    """The controller's side: the name of a worker that knows the token; None for one that was refused."""
+    """Check a worker on the controller's side. Return its name if it knows the token, None if it was refused."""
     hello = await _receive(reader, Hello)
     if hello.protocol != PROTOCOL:
         said = f"the controller speaks version {PROTOCOL} of the channel, and the worker version {hello.protocol}"

@@ -1,4 +1,4 @@
-"""What a worker pool works with: its workers, what it knows of calls and answers, and where each call stands."""
+"""Defines what a worker pool works with: its workers, its kinds of calls, and the state of each call."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -14,18 +14,19 @@ C = TypeVar("C", contravariant=True)
 A = TypeVar("A", covariant=True)
 
 MESSAGE_S = 0.02
-"""What the calls of one message may take together in the worker. The way there and back does not count: on a busy
-machine it is longer than this, and messages of single calls would make it busier."""
+"""How long the calls of one message may take together in the worker. The round trip does not count: on a busy
+machine it takes longer than this, and messages of single calls would make the machine busier."""
 MAX_CALLS_IN_A_MESSAGE = 64
 
 
 class PoolWorker(Protocol[C, A]):
-    """One process.
+    """Represents one worker process of a pool.
 
-    `answer` raises `WorkerDied` or `ChannelClosed` when the process ends under it. `end` ends the process at once.
-    `restart` ends it if it still runs and returns when a new one is ready, a little later after each of
-    `num_deaths` in a row with nothing in it; it raises `WorkerDied`, `ChannelClosed`, `RemoteError` or
-    `OutOfMemory` when there is none. Any other error ends the pool."""
+    `answer` raises `WorkerDied` or `ChannelClosed` when the process ends during the calls. `end` ends the
+    process at once. `restart` ends it if it still runs and returns when a new one is ready, a little later
+    after each of `num_deaths` in a row without a call. It raises `WorkerDied`, `ChannelClosed`, `RemoteError`
+    or `OutOfMemory` when no new one starts. Any other error ends the pool.
+    """
 
     async def answer(self, calls: Sequence[C]) -> Sequence[A]: ...
 
@@ -45,45 +46,46 @@ class CallLost(PenstockError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallKind(Generic[Call, Answer]):
-    """What a pool has to know of its calls and answers."""
+    """Tells a pool what it must know about its calls and answers."""
 
     worker: str
-    """What its workers are called in errors."""
+    """The name of its workers in errors."""
     advice: str
-    """Where to look when tasks end their processes."""
+    """Where to look when tasks end their processes, for error messages."""
     task: Callable[[Call], tuple[Any, int, str]]
-    """Of which task a call is, its number among the calls of that task, and the task in words."""
+    """Returns the task of a call, the call's number in that task, and the task's name in messages."""
     limit_s: Callable[[Call], float]
-    """After that, a process that has not answered is ended."""
+    """How long a process may take to answer before it is ended."""
     late: Callable[[Call], str]
-    """What a call is told then."""
+    """The error message of a call that was not answered in time."""
     blames_late: bool = False
-    """Whether a call past its limit is itself to blame. Otherwise the process hangs, whoever in it is the cause."""
+    """Whether a late call is itself to blame. Otherwise the process hangs, and any of its calls may be the
+    cause."""
     leaves: bool = False
-    """Whether a caller that gives up leaves the worker to finish."""
+    """Whether the worker finishes a call whose caller has given up."""
     spoils: Callable[[Answer], bool] = lambda answer: False
-    """Whether the process is to be replaced after this answer, when the others in it have ended."""
+    """Whether the process must be replaced after this answer, once its other calls have ended."""
     seconds: Callable[[Answer], float] | None = None
-    """What an answer took, where several calls may go into a message."""
+    """How long an answer took, where several calls may share a message."""
     num_bytes: Callable[[Call], int] = lambda call: 0
 
 
 @dataclass(slots=True, eq=False)
 class AskedCall(Attempt, Generic[Call, Answer]):
-    """A call until it has ended, on whatever processes."""
+    """Tracks a call until it has ended, on however many processes."""
 
     call: Call
     number: int
-    """In the order in which calls came."""
+    """Calls are numbered in the order in which they came."""
     answer: "asyncio.Future[Answer]" = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
     message: "asyncio.Task[None] | None" = None
-    """In which it is under way."""
+    """The message that it was sent in."""
     is_alone: bool = False
-    """Whether it must be a message of its own."""
+    """Whether it must be sent in a message of its own."""
     detail: str = ""
-    """Of the last death."""
+    """Details of the last death."""
 
     def settle(self, answer: Answer) -> None:
         if not self.answer.done():
@@ -96,25 +98,25 @@ class AskedCall(Attempt, Generic[Call, Answer]):
 
 @dataclass(slots=True, eq=False)
 class PoolSlot(Generic[Call, Answer]):
-    """A worker and what the pool knows of it."""
+    """Tracks a worker and what the pool knows of it."""
 
     worker: PoolWorker[Call, Answer]
     capacity: int
     number: int
     messages: dict["asyncio.Task[None]", list[AskedCall[Call, Answer]]] = field(default_factory=dict)
-    """What it has not answered."""
+    """Messages that it has not answered."""
     half: Half[AskedCall[Call, Answer]] | None = None
-    """The suspects that have it to themselves."""
+    """The suspects that have the worker to themselves."""
     num_deaths: int = 0
-    """In a row, with nothing in it."""
+    """Deaths in a row without a call."""
     is_broken: bool = False
     """Whether it takes no new calls until it is replaced."""
     is_dead: bool = False
     """Whether its process is gone."""
     is_missed: bool = False
-    """Whether it is to be replaced though no call waits."""
+    """Whether it must be replaced even though no call waits."""
     last_number: int = -1
-    """Of the call that it was given last."""
+    """Number of the call that it was given last."""
     restarting: "asyncio.Task[None] | None" = None
     call_s: float = MESSAGE_S
 
@@ -124,12 +126,12 @@ class PoolSlot(Generic[Call, Answer]):
 
     @property
     def room(self) -> int:
-        """How many more messages it takes now."""
+        """Return how many more messages it takes now."""
         return 0 if self.is_broken else self.capacity - len(self.messages)
 
     @property
     def message_size(self) -> int:
-        """Calls that it should answer in a moment."""
+        """Return how many calls it should be able to answer within `MESSAGE_S`."""
         return max(1, min(MAX_CALLS_IN_A_MESSAGE, int(MESSAGE_S / max(self.call_s, 1e-9))))
 
     def took(self, mean_s: float) -> None:

@@ -1,4 +1,4 @@
-"""Calls between processes, made from a protocol: `remote` makes them on one side, `serve` answers on the other.
+"""Makes calls between processes from a protocol: `remote` makes them on one side, `serve` answers on the other.
 
     class Adder(Protocol):
         async def add(self, one: int, other: int = 0) -> int: ...
@@ -6,8 +6,9 @@
 
     serve(Adder, adder, channel)   ◄── channel ──►   await remote(Adder, channel).add(1, other=2)
 
-A coroutine method is a call and a method that returns an `AsyncIterator` a stream. Arguments and answers travel as
-their annotations say and are checked where they arrive. `close` is served by nobody: it closes the channel.
+A coroutine method is a call, and a method that returns an `AsyncIterator` is a stream. Arguments and answers
+travel as their annotations say and are checked where they arrive. `close` is never served: it closes the
+channel.
 """
 
 import functools
@@ -25,7 +26,7 @@ P = TypeVar("P")
 
 
 class Place(Protocol):
-    """Has a channel to the process that is there now; `ChannelClosed` where there is none."""
+    """Has a channel to the present process, which may be replaced; `ChannelClosed` if there is none."""
 
     @property
     def channel(self) -> Channel: ...
@@ -33,7 +34,7 @@ class Place(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ProtocolMethod:
-    """One method of a protocol as a message: its arguments are the fields of a struct, in their order."""
+    """Describes one method of a protocol as a message: its arguments are the fields of a struct, in their order."""
 
     name: str
     wire: Method[Any, Any]
@@ -43,7 +44,7 @@ class ProtocolMethod:
     is_stream: bool
 
     def calling(self, function: Callable[..., Any]) -> Callable[[Any], Any]:
-        """The function, called with what has arrived."""
+        """Return a handler that calls the function with a request's arguments."""
 
         def handle(request: Any) -> Any:
             arguments = [getattr(request, name) for name in self.positional]
@@ -59,9 +60,9 @@ def remote(
     lost: Callable[[str], Exception] | None = None,
     **own: Callable[..., Any],
 ) -> P:
-    """An object whose methods are calls to the process at the other end of a channel, or in a place where another
-    process may come. A channel that has closed raises `lost` with what is known of it, or `ChannelClosed`. `own`
-    are methods that do more than to pass their arguments on."""
+    """Return an object whose methods are calls to the process at the other end of a channel, or to the present
+    process of a `Place`. A closed channel raises `lost` with the known reason, or `ChannelClosed`. `own`
+    holds methods that do more than pass their arguments on."""
 
     def channel() -> Channel:
         return at if isinstance(at, Channel) else at.channel
@@ -86,7 +87,7 @@ def serve(protocol: type[P], target: P, channel: Channel) -> None:
 
 
 def implement(protocol: type[P], make: Callable[[str], Callable[..., Any]], **own: Callable[..., Any]) -> P:
-    """An object with all methods of a protocol: those in `own`, and the others made from their names."""
+    """Return an object with all methods of a protocol: those in `own`, and the others made from their names."""
     made = type(f"Made{protocol.__name__}", (), {})()
     for name, _ in inspect.getmembers(protocol, inspect.isfunction):
         if not name.startswith("_"):
@@ -96,7 +97,7 @@ def implement(protocol: type[P], make: Callable[[str], Callable[..., Any]], **ow
 
 @functools.cache
 def methods_of(protocol: type[Any]) -> dict[str, ProtocolMethod]:
-    """All that can be called over a channel."""
+    """Return all methods that can be called over a channel."""
     functions = inspect.getmembers(protocol, inspect.isfunction)
     return {
         name: _method(protocol.__name__, name, function)
@@ -144,5 +145,5 @@ def _asking(
 
 
 def _streaming(method: ProtocolMethod, channel: Callable[[], Channel]) -> Callable[..., AsyncIterator[Any]]:
-    """Each item comes straight from the channel: engines stream their tokens through this."""
+    """Return a method that passes items straight from the channel, since engines stream their tokens through it."""
     return lambda *args, **kwargs: channel().stream(method.wire, method.request(*args, **kwargs))

@@ -1,11 +1,11 @@
-"""Who ended a process that had several calls: a search by halves, without processes or a clock.
+"""Finds out which of several calls ended a process, by halves. It uses neither processes nor a clock.
 
     a process dies ─► its calls are suspects ─► one half runs apart ─► it dies ─► its halves … ─► one, alone
                                                          └► all of it ends well ─► the other half runs apart
 
-A death counts against a call that was alone in the process, and in another one that died before. A half that
-dies clears the other half, which runs beside others again. Two culprits of one task stand for the task: its other
-suspects fail without being tried. `penstock.channel.worker_pool` runs what is found here.
+A call is convicted if it was alone in a process that died, and was in another one that died before. A half
+that dies clears the other half, which then runs beside other calls again. Two culprits of one task condemn
+the task: its other suspects fail without being tried. `penstock.channel.worker_pool` acts on the results.
 """
 
 from collections import Counter
@@ -13,26 +13,26 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 DEATHS_OF_A_CULPRIT = 2
-"""The last of them alone: a single death may have a cause outside."""
+"""Deaths that convict a call that was alone in the last one. A single death may have an external cause."""
 CULPRITS_OF_A_TASK = 2
 
 
 @dataclass(slots=True, eq=False)
 class Attempt:
-    """What is known of a call until it has ended."""
+    """Holds what is known of a call until it has ended."""
 
     group: Any
-    """Of which task it is."""
+    """The task that it belongs to."""
     index: int
     """Its number among the calls of that task."""
     task: str
-    """The task, in words."""
+    """The task's name in messages."""
     num_deaths: int = field(default=0, init=False)
-    """Of processes that it was in, since it was last cleared."""
+    """Deaths of processes that it was in, since it was last cleared."""
     half: "Half[Any] | None" = field(default=None, init=False)
-    """With whom it must run apart; None: beside anybody."""
+    """The suspects that it must run apart with; None: it may run beside any call."""
     failure: str = field(default="", init=False)
-    """Why it is not tried any more."""
+    """Why it is not tried again."""
 
 
 T = TypeVar("T", bound=Attempt)
@@ -40,11 +40,11 @@ T = TypeVar("T", bound=Attempt)
 
 @dataclass(slots=True, eq=False)
 class Half(Generic[T]):
-    """Suspects that run in a process with nothing else beside them."""
+    """Holds suspects that run in a process with no other calls."""
 
     members: list[T] = field(default_factory=list)
     other: "Half[T] | None" = None
-    """What was in the process with them, and is cleared when this half dies."""
+    """The other suspects of the same process, which are cleared when this half dies."""
     is_running: bool = False
 
     @property
@@ -53,7 +53,7 @@ class Half(Generic[T]):
 
 
 class Suspects(Generic[T]):
-    """`halves` must run apart, in this order."""
+    """Tracks suspects. The `halves` must run apart, in this order."""
 
     def __init__(self) -> None:
         self.halves: list[Half[T]] = []
@@ -61,8 +61,8 @@ class Suspects(Generic[T]):
         """How many calls of a task have ended their process."""
 
     def died(self, had: list[T], half: Half[T] | None, cause: str) -> str | None:
-        """A process is gone that had these calls, which were of a half or not. What a task did, the first time
-        that a death is pinned on it."""
+        """Record the death of a process that had these calls, which ran as a half or not. Return what the task
+        did, the first time that one of its calls is convicted."""
         if half is not None and half.other is not None:
             self._release(half.other)
         for attempt in had:
@@ -77,7 +77,7 @@ class Suspects(Generic[T]):
         return None
 
     def clear(self, attempt: T) -> None:
-        """It has ended, or may run beside others."""
+        """Clear a call that has ended, or may run beside others."""
         half, attempt.half = attempt.half, None
         if half is not None:
             half.members.remove(attempt)
@@ -85,11 +85,11 @@ class Suspects(Generic[T]):
                 self.halves.remove(half)
 
     def forget(self, group: Any) -> None:
-        """It has ended. A later evaluation has groups of the same numbers."""
+        """Forget a task that has ended. A later evaluation has groups with the same numbers."""
         self._culprits.pop(group, None)
 
     def judge(self, attempt: T) -> None:
-        """Look at a call that waits: others of its task may have ended their process."""
+        """Reconsider a waiting call, since others of its task may have ended their process."""
         num_culprits = self._culprits[attempt.group]
         if num_culprits >= CULPRITS_OF_A_TASK:
             attempt.failure = attempt.failure or (
@@ -113,7 +113,7 @@ class Suspects(Generic[T]):
                 attempt.half = half
 
     def _release(self, half: Half[T]) -> None:
-        """What runs apart already stays there."""
+        """Clear a half, unless it already runs apart."""
         if not half.is_running:
             for attempt in list(half.members):
                 self.clear(attempt)
@@ -127,8 +127,8 @@ class Suspects(Generic[T]):
 
 
 def _halves(had: list[T]) -> tuple[Half[T], Half[T]]:
-    """A cut between tasks, while there are several: calls of a bad one stay together, and so a half that dies
-    clears the other."""
+    """Cut the calls in two, between tasks if there are several. Calls of a bad task then stay together, so a
+    half that dies clears the other."""
     had = sorted(had, key=lambda attempt: (attempt.group, attempt.index))
     between = [n for n in range(1, len(had)) if had[n].group != had[n - 1].group]
     cut = min(between, key=lambda n: abs(2 * n - len(had)), default=len(had) // 2)

@@ -1,4 +1,4 @@
-"""The token that clients of a server bring, in a file: a command line is read by everybody on the machine."""
+"""Reads a server's token from a file, since every user of the machine can read a command line."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ MIN_LENGTH = 16
 
 
 def read_token(path: Path) -> str:
-    """The token in a file; it must have one."""
+    """Return the token in a file, or raise `UserError`."""
     try:
         token = path.read_text(encoding="utf-8").strip()
     except OSError as error:

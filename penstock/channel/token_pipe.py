@@ -1,7 +1,8 @@
-"""How a process that is started gets the run's token: through its standard input.
+"""Passes the run's token to a new process through its standard input.
 
-Its environment and its command line can be read by every program of the same user, agents among them, for as long
-as it lives. A pipe can be read once."""
+Its environment and its command line can be read by every program of the same user, agents among them, for as
+long as it lives. A pipe can be read only once.
+"""
 
 import os
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def token_pipe(token: str) -> Iterator[int]:
-    """A descriptor that gives the token, for `stdin` of one process."""
+    """Yield a descriptor from which one process reads the token as its `stdin`."""
     reading, writing = os.pipe()
     try:
         with open(writing, "wb") as pipe:
@@ -21,7 +22,7 @@ def token_pipe(token: str) -> Iterator[int]:
 
 
 def take_token() -> str:
-    """The token in the standard input, which is empty from then on, for what this process starts too."""
+    """Read the token from the standard input, and leave that empty for this process and those that it starts."""
     with open(0, "rb", closefd=False) as pipe:
         token = pipe.read()
     nothing = os.open(os.devnull, os.O_RDONLY)

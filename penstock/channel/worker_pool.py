@@ -1,12 +1,13 @@
-"""Calls on worker processes: the least loaded takes the next ones; who hangs or dies is replaced.
+"""Sends calls to worker processes: the least loaded takes the next ones, and one that hangs or dies is replaced.
 
-A bad call costs itself, never its neighbours: what was in a process that died runs again apart, half by half, until
-it is found who ends processes (`penstock.channel.suspects`). A worker that dies time after time with nothing in it
-ends the pool. So do tasks that end their process one after the other while nothing is answered, once they are more
-than were under way together: those alone may all be bad.
+A bad call costs itself, never its neighbours. When a process dies, its calls run again apart from others,
+half by half, until the culprit is found (`penstock.channel.suspects`). A worker that dies time after time
+without a call ends the pool. So does a series of tasks that end their process without any answer in between,
+once there are more of them than ran at the same time: fewer may simply all be bad.
 
-Where answers say how long they took, calls that wait while every worker is busy go out several in a message, as
-many as a worker answers in a moment: a call of microseconds is not held up by a round trip, a slow one goes alone.
+Where answers say how long they took, calls that wait while every worker is busy are sent several in a
+message, as many as a worker answers within `MESSAGE_S`. So calls of microseconds do not wait for a round trip
+each, and a slow call is sent alone.
 """
 
 import asyncio
@@ -23,14 +24,14 @@ from penstock.errors import ChannelClosed, OutOfMemory, RemoteError, RequestRefu
 
 MAX_DEATHS_IN_A_ROW = 5
 START_S = 120.0
-"""How long a worker may take to start again."""
+"""How long a worker may take to restart."""
 MESSAGE_BYTES = 8 << 20
-"""About what a message of several calls holds. A single call is never cut."""
+"""Approximate size limit of a message of several calls. A single call is never split."""
 
 
 class WorkerPool(Generic[Call, Answer]):
-    """Workers that are already started, each with the messages that it takes at once. `told` is told of each task
-    that is found to end its process."""
+    """Holds workers that are already started, each with the number of messages that it takes at once. `report` is
+    called for each task that is found to end its process."""
 
     def __init__(
         self,
@@ -39,7 +40,7 @@ class WorkerPool(Generic[Call, Answer]):
         *,
         start_s: float = START_S,
         max_deaths: int = MAX_DEATHS_IN_A_ROW,
-        told: Callable[[str], None] = lambda words: None,
+        report: Callable[[str], None] = lambda words: None,
     ) -> None:
         if not workers:
             raise ValueError(f"a pool needs at least one {kind.worker} worker, got none")
@@ -47,20 +48,21 @@ class WorkerPool(Generic[Call, Answer]):
         self._kind = kind
         self._start_s = start_s
         self._max_deaths = max_deaths
-        self._told = told
+        self._report = report
         self._waiting: list[AskedCall[Call, Answer]] = []
-        """In the order in which they came, also those that run again."""
+        """In the order in which they came, including those that run again."""
         self._numbers = itertools.count()
         self._suspects = Suspects[AskedCall[Call, Answer]]()
         self._groups: Counter[object] = Counter()
-        """How many calls of each task are under way."""
+        """How many calls of each task are unfinished."""
         self._tasks_in_a_row = self._most_tasks = 0
-        """Tasks that ended their process since a call was last answered, and the most that were under way."""
+        """Tasks that ended their process since a call was last answered, and the most that were unfinished
+        meanwhile."""
         self._changed = asyncio.Event()
         self._ended: Exception | None = None
 
     async def ask(self, call: Call) -> Answer:
-        """The answer; `CallLost` where there is none because of the call, and what ended the pool."""
+        """Return the answer. Raise `CallLost` if the call itself prevents one, or the error that ended the pool."""
         if self._ended is not None:
             raise self._ended
         group, index, words = self._kind.task(call)
@@ -75,7 +77,7 @@ class WorkerPool(Generic[Call, Answer]):
             self._forget(attempt)
 
     async def close(self) -> None:
-        """Wake who waits for a worker, with `ChannelClosed`. The processes belong to the launcher."""
+        """Wake callers that wait for a worker, with `ChannelClosed`. The processes belong to the launcher."""
         if self._ended is None:
             self._end(ChannelClosed(f"the pool of {self._kind.worker} workers is closed"))
         for place in self._places:
@@ -88,8 +90,9 @@ class WorkerPool(Generic[Call, Answer]):
         await asyncio.gather(*restarting, return_exceptions=True)
 
     async def lost(self, number: int, death: WorkerDied) -> None:
-        """The process of a worker is gone, whether it had calls or not: have another there when this returns. Calls
-        that it had learn of it by themselves. Raises what ended the pool."""
+        """Replace a worker whose process is gone, whether it had calls or not, and return when the new process
+        is ready. Its calls learn of the death by themselves. Raise the error that ended the pool, if one has.
+        """
         place = self._places[number]
         place.is_missed = True
         if not place.is_broken:
@@ -102,7 +105,7 @@ class WorkerPool(Generic[Call, Answer]):
             await self._changed.wait()
 
     def _forget(self, attempt: AskedCall[Call, Answer]) -> None:
-        """It has ended, or nobody waits for it any more."""
+        """Remove a call that has ended, or whose caller has given up."""
         self._groups[attempt.group] -= 1
         if not self._groups[attempt.group]:
             del self._groups[attempt.group]
@@ -127,7 +130,7 @@ class WorkerPool(Generic[Call, Answer]):
             pass
 
     def _send_suspect(self) -> bool:
-        """Suspects keep an empty worker to themselves, and nobody else takes it before them."""
+        """Send a suspect. Suspects keep an empty worker to themselves, and take it before all other calls."""
         for place in self._places:
             half = place.half or (None if place.messages else self._next_half())
             if half is None or not place.room:
@@ -143,7 +146,8 @@ class WorkerPool(Generic[Call, Answer]):
         return False
 
     def _next_half(self) -> "Half[AskedCall[Call, Answer]] | None":
-        """The suspects that the next empty worker is for. Of several, one always stays for all others."""
+        """Return the suspects that get the next empty worker. Of several workers, one always serves all other
+        calls."""
         if not self._suspects.halves:
             return None
         num_apart = sum(place.half is not None for place in self._places)
@@ -163,8 +167,8 @@ class WorkerPool(Generic[Call, Answer]):
         return bool(attempts)
 
     def _next_message(self, place: PoolSlot[Call, Answer], room: int) -> list[AskedCall[Call, Answer]]:
-        """The next calls that nobody suspects, no more than a worker's share of those that wait and than a message
-        should hold."""
+        """Take the next calls that are not suspects: no more than a worker's share of the waiting ones, and no
+        more than a message should hold."""
         size = 1 if self._kind.seconds is None else min(place.message_size, -(-len(self._waiting) // room))
         taken: list[AskedCall[Call, Answer]] = []
         num_bytes = at = 0
@@ -185,7 +189,7 @@ class WorkerPool(Generic[Call, Answer]):
         return taken
 
     def _may_run(self, attempt: AskedCall[Call, Answer]) -> bool:
-        """Others of its task may have ended their process."""
+        """Return whether the call may run; fail it if others of its task have ended their process."""
         self._suspects.judge(attempt)
         if attempt.failure:
             self._suspects.clear(attempt)
@@ -206,7 +210,7 @@ class WorkerPool(Generic[Call, Answer]):
         message: "asyncio.Task[None]",
         attempts: list[AskedCall[Call, Answer]],
     ) -> None:
-        """Those without an answer wait again."""
+        """Requeue the calls of a message that have no answer."""
         del place.messages[message]
         if place.half is not None and not place.messages:
             place.half.is_running = False
@@ -245,13 +249,12 @@ class WorkerPool(Generic[Call, Answer]):
                 place.took(sum(map(self._kind.seconds, answers)) / len(answers))
 
     async def _end_late(self, place: PoolSlot[Call, Answer], attempts: list[AskedCall[Call, Answer]]) -> None:
-        """End a process that has not answered."""
         if place.is_dead:
             return
         late = CallLost(self._kind.late(attempts[0].call), is_late=True)
         is_known = self._kind.blames_late or len(place.messages) == 1
         if is_known:
-            place.is_broken = place.is_dead = True  # what else was in it runs again as if nothing had been
+            place.is_broken = place.is_dead = True  # its other calls run again, and are not suspected
         else:
             self._note_death(place, WorkerDied(str(late)))
         await place.worker.end()
@@ -259,7 +262,7 @@ class WorkerPool(Generic[Call, Answer]):
             self._try_alone(attempts, late)
 
     def _try_alone(self, attempts: list[AskedCall[Call, Answer]], error: Exception) -> None:
-        """One of several calls in a message is the cause."""
+        """Send each call alone next time, since one of them is the cause. A call that already was alone fails."""
         for attempt in attempts:
             if len(attempts) == 1:
                 attempt.fail(error)
@@ -273,7 +276,7 @@ class WorkerPool(Generic[Call, Answer]):
             self._count_death(place, WorkerDied(f"it was not ready within {self._start_s:g} s"))
         except (WorkerDied, ChannelClosed, RemoteError, OutOfMemory) as error:
             self._count_death(place, error)
-        except Exception as error:  # what the user must mend: to try again would not help
+        except Exception as error:  # the user must fix this: a retry would not help
             if self._ended is None:
                 self._end(error)
         else:
@@ -283,7 +286,7 @@ class WorkerPool(Generic[Call, Answer]):
             self._send()
 
     def _note_death(self, place: PoolSlot[Call, Answer], error: Exception) -> None:
-        """Its calls notice one after the other, and count as one death."""
+        """Record a death once, although each of the worker's calls notices it."""
         if place.is_dead:
             return
         place.is_broken = place.is_dead = True
@@ -291,7 +294,7 @@ class WorkerPool(Generic[Call, Answer]):
             self._count_death(place, error)
         had = [one for attempts in place.messages.values() for one in attempts if not one.answer.done()]
         if had and (deed := self._suspects.died(had, place.half, str(error))) is not None:
-            self._told(deed)
+            self._report(deed)
             self._count_task(deed, error)
         for attempt in had:
             attempt.detail = getattr(error, "detail", "")

@@ -1,23 +1,24 @@
-"""The command line: `penstock train`, `samples`, `eval` and so on.
+"""Runs the command line: `penstock train`, `samples`, `eval` and so on.
 
-Signals are answered before anything heavy is imported."""
+It handles signals before anything heavy is imported.
+"""
 
 import gc
 import sys
 
-from penstock.cli.early_signals import Stopped, ending_at_once
+from penstock.cli.early_signals import Stopped, stopping_on_signals
 
 __all__ = ["main"]
 
 SELDOM = (50_000, 20, 100)
-"""When the garbage collector walks: imports make a million objects, and none of them goes."""
+"""Thresholds that make the garbage collector run seldom: imports make a million objects, and all of them stay."""
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Entry of the `penstock` command."""
+    """Run the `penstock` command."""
     gc.set_threshold(*SELDOM)
     try:
-        with ending_at_once("stopped"):
+        with stopping_on_signals("stopped"):
             from penstock.cli.main import main as run_command
 
             run_command(arguments)

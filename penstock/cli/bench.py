@@ -1,4 +1,5 @@
-"""`penstock bench …`: each runs its comparison within one process tree, prints a table and writes JSON."""
+"""Defines `penstock bench …`: each command runs its comparison in one process tree, prints a table and writes
+JSON."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -34,7 +35,7 @@ def loop(
     only: Annotated[LoopPart | None, typer.Option(help="Run this part alone.")] = None,
     quick: Annotated[bool, typer.Option(help="Fewer steps: three minutes on two cores.")] = False,
 ) -> None:
-    """Synchronous against asynchronous training, and what the controller costs."""
+    """Compare synchronous with asynchronous training, and measure what the controller costs."""
     from penstock.bench.loop import run
 
     run(json, only=None if only is None else only.value, quick=quick)
@@ -50,8 +51,8 @@ def engine(
     shape: Shape = None,
     only: Annotated[EngineJob | None, typer.Option(help="With --shape: run this job alone.")] = None,
 ) -> None:
-    """The embedded engine against transformers' generate and continuous batching. With --shape, or on a GPU:
-    a whole job, a long-tailed queue and recorded masks at that shape."""
+    """Compare the embedded engine with transformers' generate and continuous batching. With --shape, or on a
+    GPU: measure a whole job, a long-tailed queue and recorded masks at that shape."""
     from penstock.bench import engine_cpu, engine_gpu
     from penstock.models.load import resolve_device
 
@@ -66,7 +67,8 @@ def engine(
 
 @bench.command()
 def train(json: Json = None, shape: Shape = None) -> None:
-    """Forward and backward of the trainer: model FLOP/s and peak memory, against plain transformers."""
+    """Measure the trainer's forward and backward passes, in model FLOP/s and peak memory, against plain
+    transformers."""
     from penstock.bench.train import run
 
     run(json, shape=shape)
@@ -81,8 +83,8 @@ def sync(
     ] = None,
     updates: Annotated[int | None, typer.Option(min=1, help="Updates in each arm.")] = None,
 ) -> None:
-    """What a weight update costs an engine: by every transport, as full weights, changes and adapters. On a GPU:
-    CUDA IPC and shared memory."""
+    """Measure what a weight update costs an engine: by every transport, as full weights, changes and adapters.
+    On a GPU: by CUDA IPC and shared memory."""
     from penstock.bench.sync.comparison import run
 
     run(json, shape=shape, updates=updates, only=only or ())
@@ -98,7 +100,8 @@ def serve(
     clients: Annotated[int, typer.Option(min=1, help="Processes that ask.")] = 2,
     rounds: Annotated[int, typer.Option(min=1, help="The best of so many.")] = 3,
 ) -> None:
-    """What HTTP costs: streams of token ids to clients in other processes, against the engine in process."""
+    """Measure what HTTP costs: streams of token ids to clients in other processes, against the engine in
+    process."""
     from penstock.bench.serve_load import Load, base_settings, run
     from penstock.cli.serve import engine_section
 

@@ -1,4 +1,4 @@
-"""Texts made from the config classes: the starter config and the configuration reference."""
+"""Makes texts from the config classes: the starter config and the configuration reference."""
 
 import types
 import typing
@@ -12,7 +12,7 @@ from penstock.config.section import section_of
 
 
 def starter_config() -> str:
-    """A whole config with every key, its meaning and its default; defaults are commented out."""
+    """Return a whole config with every key, its meaning and its default; defaults are commented out."""
     lines = ["# A Penstock run. `penstock train THIS_FILE [section.key=value …]`", ""]
     for name, field in PenstockConfig.model_fields.items():
         lines += [*_starter_section(name, field.default), ""]
@@ -32,7 +32,7 @@ def _starter_section(name: str, section: BaseModel, indent: str = "") -> list[st
 
 
 def configuration_reference() -> str:
-    """`docs/configuration.md`."""
+    """Return the text of `docs/configuration.md`."""
     lines = [
         "# Configuration reference",
         "",
@@ -47,7 +47,7 @@ def configuration_reference() -> str:
 
 
 def _reference_section(name: str, section: BaseModel) -> list[str]:
-    """A table of its keys, followed by the sections inside it."""
+    """Return a table of the section's keys, followed by the sections inside it."""
     lines = [f"## `{name}`", "", _one_line(type(section).__doc__), "", "| key | type | default | meaning |"]
     lines.append("|---|---|---|---|")
     inner: list[str] = []
@@ -64,7 +64,7 @@ def _reference_section(name: str, section: BaseModel) -> list[str]:
 
 
 def _own_section(annotation: Any) -> type[BaseModel] | None:
-    """The section that a key may hold and usually does not, unless it is described elsewhere."""
+    """Return the section that a key may hold though it is None by default, unless it is described elsewhere."""
     section = section_of(annotation)
     described = {type(field.default) for field in PenstockConfig.model_fields.values()}
     return None if section in described else section

@@ -1,4 +1,4 @@
-"""`penstock doctor`: how a run is, while it goes on or after its end: who does what, what waits, usual causes."""
+"""Diagnoses a run for `penstock doctor`, running or ended: what each process does, what waits, and usual causes."""
 
 import json
 import shutil
@@ -25,12 +25,11 @@ LITTLE_BYTES = 200e6
 
 
 def diagnose(name: str) -> Iterator[str]:
-    """Lines for a person."""
     folder = run_folder(name)
     is_live, processes = is_held(folder), processes_of_run(folder)
     quiet_s = _quiet_s(folder)
     ended_early = None if is_live else _ended_early(folder)
-    yield f"{folder}: {'goes on' if is_live else _how_it_ended(ended_early)}"
+    yield f"{folder}: {'is running' if is_live else _how_it_ended(ended_early)}"
     yield from _progress(folder, quiet_s)
     if is_live or ended_early is None:
         yield from _standing(folder)
@@ -38,7 +37,7 @@ def diagnose(name: str) -> Iterator[str]:
         yield f"{process.name} (pid {process.pid}) {process.state}"
         yield from _frames(process)
     if not is_live:
-        yield from _last_words(folder)
+        yield from _log_tails(folder)
     causes = list(_usual_causes(folder, processes, is_live=is_live, quiet_s=quiet_s))
     if causes:
         yield from causes
@@ -70,7 +69,7 @@ def _progress(folder: Path, quiet_s: float | None) -> Iterator[str]:
 
 
 def _groups(attempts: Attempts) -> Iterator[str]:
-    """How many are in each state, the oldest of those that still wait, and why some were dropped."""
+    """Yield how many groups are in each state, the oldest that still waits in each, and why some were dropped."""
     counts = attempts.counts()
     yield "groups: " + ", ".join(f"{counts[state]} {state}" for state in AttemptState if counts[state])
     for state in (*UNDER_WAY, AttemptState.SCORED):
@@ -85,7 +84,7 @@ def _groups(attempts: Attempts) -> Iterator[str]:
 
 
 def _standing(folder: Path) -> Iterator[str]:
-    """Who waited for whom when it last said so, how much waited where, and for how long."""
+    """Yield who waited for whom when the run last reported it, how much waited where, and for how long."""
     standing = read_standing(folder)
     if standing is not None:
         yield f"{max(0.0, time.time() - standing.wall_s):.0f} s ago:"
@@ -93,14 +92,14 @@ def _standing(folder: Path) -> Iterator[str]:
 
 
 def _frames(process: RunProcess) -> Iterator[str]:
-    """Of its main thread; one that is stopped writes none."""
+    """Yield the stack of the process's main thread. A stopped process writes none."""
     stacks = stacks_of(process)
     main = stacks.rpartition("Thread 0x")[2].splitlines()[1:] if stacks else []
     for line in main[:SHOWN_FRAMES]:
         yield f"    {plain_line(line.strip())}"
 
 
-def _last_words(folder: Path) -> Iterator[str]:
+def _log_tails(folder: Path) -> Iterator[str]:
     for log in sorted((folder / "logs").glob("*.log")):
         lines = log.read_text(errors="replace").splitlines()[-LAST_LINES:]
         if lines:
@@ -115,9 +114,9 @@ def _usual_causes(
         if "SIGSTOP" in process.state:
             yield f"{process.name} is stopped: `kill -CONT {process.pid}`, or wait for run.freeze_s"
     if shutil.disk_usage(folder).free < LITTLE_BYTES:
-        yield f"the disk of {folder} is full: make room, and the run goes on"
+        yield f"the disk of {folder} is full: make room, and the run continues"
     if not is_live and checkpoints_of(folder) and _ended_early(folder) is not False:
-        yield f"`penstock resume {folder}` goes on from step {max(checkpoints_of(folder))}"
+        yield f"`penstock resume {folder}` resumes from step {max(checkpoints_of(folder))}"
     if is_live and not {"trainer"} <= {process.name for process in processes}:
         yield "there is no trainer now: the run starts, or starts another one"
     if is_live and quiet_s is not None and quiet_s > QUIET_S:
@@ -128,7 +127,7 @@ def _usual_causes(
 
 
 def _ended_early(folder: Path) -> bool | None:
-    """Whether it was stopped before its last step; None where no summary says."""
+    """Return whether the run was stopped before its last step; None if no summary says."""
     try:
         return bool(json.loads((folder / "summary.json").read_text())["stopped_early"])
     except (OSError, ValueError, KeyError):
@@ -136,7 +135,7 @@ def _ended_early(folder: Path) -> bool | None:
 
 
 def _quiet_s(folder: Path) -> float | None:
-    """Since the last row of metrics."""
+    """Return the seconds since the last row of metrics; None if there is none."""
     path = folder / METRICS
     return time.time() - path.stat().st_mtime if path.is_file() else None
 

@@ -1,8 +1,8 @@
-"""Signals that nobody else answers: while libraries are imported and tasks are read, and in commands that have
-nothing to save, each ends the command with a sentence. A run answers them itself
-(`penstock.run.interruption`).
+"""Ends a command with a sentence on a signal: while libraries are imported and tasks are read, and in commands
+that have nothing to save. A run handles signals itself (`penstock.run.interruption`).
 
-It imports nothing heavy, so that signals are answered from the first line on."""
+It imports nothing heavy, so that signals are handled from the first line on.
+"""
 
 import signal
 import threading
@@ -15,12 +15,13 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Stopped(PenstockError):
-    """A signal has ended the command. typer would swallow a `KeyboardInterrupt`, and say nothing."""
+    """A signal has ended the command. typer would swallow a `KeyboardInterrupt` without a message."""
 
 
 @contextmanager
-def ending_at_once(sentence: str) -> Iterator[None]:
-    """Around a whole command. A session sets handlers of its own, and takes them away when it has ended."""
+def stopping_on_signals(sentence: str) -> Iterator[None]:
+    """Handle signals around a whole command. A session inside sets its own handlers, and removes them when it
+    has ended."""
     before = {number: signal.signal(number, signal.default_int_handler) for number in _answerable()}
     try:
         yield
@@ -32,7 +33,8 @@ def ending_at_once(sentence: str) -> Iterator[None]:
 
 
 def _answerable() -> list[signal.Signals]:
-    """Only the main thread may set handlers, and what was ignored when we started (`nohup`) stays ignored."""
+    """Return the signals to handle: only the main thread may set handlers, and a signal that was ignored at the
+    start (`nohup`) stays ignored."""
     if threading.current_thread() is not threading.main_thread():
         return []
     return [number for number in ENDING if signal.getsignal(number) is not signal.SIG_IGN]

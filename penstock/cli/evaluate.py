@@ -1,4 +1,4 @@
-"""`penstock eval`: mean reward and pass@k of a model, or of a run's newest one, over held-out tasks."""
+"""Runs `penstock eval`: mean reward and pass@k of a model, or of a run's newest one, on held-out tasks."""
 
 import asyncio
 import math
@@ -35,12 +35,12 @@ from penstock.run.run_folder import check_config
 def evaluation_config(
     model: str, config: Path | None, overrides: Sequence[str], *, tasks: str | None, samples: int | None
 ) -> PenstockConfig:
-    """A run is evaluated with its own config, a built-in model with the demo's, unless another one is named.
-    Of an adapter, a run's or any that peft has saved, the model below it is named and the adapter beside it."""
+    """Return the config to evaluate with: a run's own, the demo's for a built-in model, or the one that is
+    named. For an adapter, of a run or saved by peft, it names the base model and the adapter beside it."""
     run = Path(model)
     is_run = (run / "config.yaml").is_file()
     if is_run:
-        read_facts(run)  # one of another format is refused
+        read_facts(run)  # refuses a run of another format
         if config is None:
             check_config(run)
     if config is None:

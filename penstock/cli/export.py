@@ -1,4 +1,5 @@
-"""`penstock export`: a run's model as an ordinary Hugging Face folder; an adapter as peft reads it, or merged."""
+"""Runs `penstock export`: a run's model as an ordinary Hugging Face folder; an adapter as peft reads it, or
+merged."""
 
 import shutil
 from pathlib import Path
@@ -16,7 +17,7 @@ Step = int | Literal["best"]
 
 
 def read_step(text: str) -> Step:
-    """A number, or `best`."""
+    """Read a step's number, or `best`."""
     if text == "best":
         return "best"
     if not text.isdigit():
@@ -25,8 +26,7 @@ def read_step(text: str) -> Step:
 
 
 def export_model(run: Path, *, step: Step | None, to: Path | None, merge: bool = False) -> Path:
-    """Copy a model out of a run; returns the folder where it is now. `merge` makes an ordinary model of an adapter
-    and the one below it."""
+    """Copy a model out of a run, and return its new folder. `merge` merges an adapter into its base model."""
     source = model_of(run, step)
     if merge and not is_adapter(source):
         raise UserError(f"{run} has trained a whole model, so there is nothing to merge; leave --merge out")
@@ -40,13 +40,13 @@ def export_model(run: Path, *, step: Step | None, to: Path | None, merge: bool =
         shutil.copytree(
             source, unnamed, dirs_exist_ok=True, ignore=lambda _, names: set(left_out) & set(names)
         )
-        unnamed.chmod(0o755)  # a run folder is private, and this one is to be passed on
+        unnamed.chmod(0o755)  # a run folder is private, but an exported model is for others
     return target
 
 
 def model_of(run: Path, step: Step | None = None) -> Path:
-    """The model of a step, or of the checkpoint with the highest held-out reward. Without a step the newest: the
-    one of the end, unless a resumed run has gone past it."""
+    """Return the model of a step, or of the checkpoint with the highest held-out reward. Without a step, return
+    the newest: the final one, unless a resumed run has gone past it."""
     found = checkpoints_of(run)
     if step == "best":
         step = best_of(rewards_of(run))
@@ -71,7 +71,7 @@ def model_of(run: Path, step: Step | None = None) -> Path:
 
 
 def _whole(model: Path) -> Path:
-    """A model whose files are as they were written, where there are checksums of it."""
+    """Return the model after checking its files against their checksums, where there are any."""
     if (model / CHECKSUMS).is_file():
         check_files(model)
     elif (model.parent / CHECKSUMS).is_file():
@@ -80,7 +80,7 @@ def _whole(model: Path) -> Path:
 
 
 def _write_merged(adapter: Path, folder: Path, *, trust_remote_code: bool) -> None:
-    """In the number format of the model below the adapter, which is loaded for it."""
+    """Merge an adapter into its base model, and write the result in the base model's number format."""
     from penstock.models.adapter_merge import merge_adapter
     from penstock.models.load import load_config, load_model
     from penstock.models.saving import save_model
@@ -105,5 +105,5 @@ def _config_of(model: Path) -> Path:
 
 
 def _age(model: Path) -> tuple[int, bool]:
-    """When it was written; of two that are equally old, the one of the end of the run is newer."""
+    """Sort models by the time of their writing; of equally old ones, the final model is newer."""
     return _config_of(model).stat().st_mtime_ns, not model.parent.name.startswith("step-")

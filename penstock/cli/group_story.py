@@ -1,4 +1,4 @@
-"""What a run's journal has of single groups, for `penstock doctor --group` and `--task`: lines for a person."""
+"""Tells what a run's journal has of single groups, as lines for `penstock doctor --group` and `--task`."""
 
 import functools
 from collections.abc import Callable, Iterator
@@ -36,21 +36,21 @@ Decode = Callable[[list[int]], str]
 
 
 def group_lines(run: str, number: int, decode: Decode | None = None) -> Iterator[str]:
-    """The whole life of a group with its text. `decode` gives the text of tokens; without it the tokenizer of the
-    run's model is loaded when need be."""
+    """Yield the whole life of a group with its text. `decode` turns tokens into text; without it, the tokenizer
+    of the run's model is loaded when needed."""
     journal = _journal_of(run)
     records = _records_of(journal, number)
     yield f"group {number}"
     is_scored = any(isinstance(record, GroupScored) for record in records)
     for record in records:
-        if not (is_scored and isinstance(record, EpisodeEnded)):  # they are in the record of the scored group
+        if not (is_scored and isinstance(record, EpisodeEnded)):  # the record of the scored group has them
             yield from _lines_of(record)
     if not is_scored and not isinstance(records[-1], GroupDropped):
         yield from _under_way(number, records, decode or _decoder_of(journal.parent))
 
 
 def task_lines(run: str, task_id: str) -> Iterator[str]:
-    """The attempts at a task that the journal still has, and what became of each."""
+    """Yield the attempts at a task that the journal still has, and what became of each."""
     attempts = read_attempts(DiskFiles(_journal_of(run)), keeps_content=False)
     found = [one for one in attempts.by_number.values() if one.task_id == task_id]
     if not found:
@@ -73,7 +73,7 @@ def _journal_of(run: str) -> Path:
 
 
 def _records_of(journal: Path, number: int) -> list[AttemptRecord]:
-    """What the journal holds of one group, oldest first; also the rollbacks that undid its training."""
+    """Return the journal's records of one group, oldest first, including rollbacks that undid its training."""
     found: list[AttemptRecord] = []
     trained: int | None = None
 
@@ -101,7 +101,7 @@ def _lines_of(record: AttemptRecord) -> Iterator[str]:
             yield f"  admitted: task {plain_line(record.task_id)}, at most {record.ticket.bound} updates old"
             yield from _text(_prompt(record.prompt))
         case GroupResumed():
-            yield "  goes on after a restart"
+            yield "  resumes after a restart"
         case EpisodeEnded():
             yield from _episode(record.episode, None)
         case GroupGenerated():
@@ -120,7 +120,7 @@ def _lines_of(record: AttemptRecord) -> Iterator[str]:
 
 
 def _under_way(number: int, records: list[AttemptRecord], decode: Decode) -> Iterator[str]:
-    """Episodes that have not ended: how many tokens are safe in the journal, and the text of each turn."""
+    """Yield the episodes that have not ended: how many tokens the journal holds, and the text of each turn."""
     partial = PartialGroup()
     for record in records:
         if isinstance(record, WorkProgressed):
@@ -139,7 +139,8 @@ def _under_way(number: int, records: list[AttemptRecord], decode: Decode) -> Ite
 
 
 def _decoder_of(run: Path) -> Decode:
-    """With the tokenizer of the run's model, loaded at the first use. Without it there is no text, and no error."""
+    """Decode with the tokenizer of the run's model, loaded at first use. If it cannot be loaded, a note replaces
+    the text."""
 
     @functools.cache
     def tokenizer() -> "ChatTokenizer | None":

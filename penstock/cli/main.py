@@ -1,4 +1,4 @@
-"""Commands and how their errors are shown: one sentence and exit code 2 for what the user can mend."""
+"""Assembles the commands and shows their errors: one sentence, and exit code 2 for what the user can fix."""
 
 import io
 import os
@@ -12,7 +12,7 @@ from typer.core import TyperGroup
 
 from penstock import __version__
 from penstock.cli.bench import bench
-from penstock.cli.early_signals import Stopped, ending_at_once
+from penstock.cli.early_signals import Stopped, stopping_on_signals
 from penstock.cli.model_commands import evaluate, export, generate, serve
 from penstock.cli.reading_commands import doctor, report, samples, trace, view
 from penstock.cli.training_commands import chaos, init, list_entries, resume, scale, simulate, train, worker
@@ -22,14 +22,14 @@ from penstock.safe_files import is_full_disk
 
 
 class Commands(TyperGroup):
-    """typer would end in silence at a `KeyboardInterrupt`."""
+    """Ends a command with a sentence on `KeyboardInterrupt`, where typer would end it silently."""
 
     def make_context(self, *arguments: Any, **options: Any) -> Any:
-        with ending_at_once("stopped"):
+        with stopping_on_signals("stopped"):
             return super().make_context(*arguments, **options)
 
     def invoke(self, ctx: Any) -> Any:
-        with ending_at_once("stopped"):
+        with stopping_on_signals("stopped"):
             return super().invoke(ctx)
 
 
@@ -47,9 +47,9 @@ PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     "Use a model": (evaluate, export, generate, serve),
     "Plan, scale, test": (simulate, scale, worker, chaos),
 }
-"""All commands, as `penstock --help` shows them."""
+"""All commands, by their panels in `penstock --help`."""
 NAMES = {evaluate: "eval", list_entries: "list"}
-"""Of those that Python's own names would hide."""
+"""Names of commands whose functions cannot be named so without hiding a builtin."""
 
 for panel, commands in PANELS.items():
     for command in commands:
@@ -83,18 +83,19 @@ def main(arguments: list[str] | None = None, *, commands: typer.Typer = app, nam
         _complain(f"the disk is full ({error}); make room, and give the same command again", debug)
         sys.exit(2)
     finally:
-        _leave_closed_output()
+        _flush_stdout()
 
 
 def _show_what_the_terminal_can() -> None:
-    """Characters that its encoding lacks become question marks, not an exception in the middle of a run."""
+    """Replace characters that the terminal's encoding lacks by question marks: an exception would end a run
+    midway."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
 
 
-def _leave_closed_output() -> None:
-    """Python flushes at its end, and would complain there about a reader that has left."""
+def _flush_stdout() -> None:
+    """Flush stdout here: Python flushes it at exit, and would complain there if its reader has left."""
     try:
         sys.stdout.flush()
     except (BrokenPipeError, ValueError):

@@ -1,4 +1,4 @@
-"""Commands that use a model: to measure, write, ask or serve it."""
+"""Defines the commands that use a model: to evaluate, export, prompt or serve it."""
 
 import sys
 from pathlib import Path
@@ -26,7 +26,7 @@ def evaluate(
     ] = 1.0,
     debug: Debug = False,
 ) -> None:
-    """Mean reward and pass@k of a model over held-out tasks."""
+    """Measure mean reward and pass@k of a model on held-out tasks."""
     from penstock.cli.evaluate import evaluate_model, evaluation_config, print_report
 
     file, words = file_and_words(config, overrides)
@@ -121,7 +121,7 @@ def serve(
     updates: Annotated[bool, typer.Option("--updates", help="Let a trainer send new weights.")] = False,
     debug: Debug = False,
 ) -> None:
-    """Serve a model over HTTP, as OpenAI's and vLLM's clients expect it."""
+    """Serve a model over HTTP, for OpenAI's and vLLM's clients."""
     from penstock.cli.serve import serve_model
 
     serve_model(

@@ -1,4 +1,4 @@
-"""Commands that read runs, while they go on and after their end."""
+"""Defines the commands that read runs, while they are running and after their end."""
 
 import contextlib
 from pathlib import Path
@@ -28,7 +28,7 @@ def view(
     plain: Annotated[bool, typer.Option("--plain", help="The same as lines, also in a terminal.")] = False,
     debug: Debug = False,
 ) -> None:
-    """Look at runs in a browser: samples, tokens, time, staleness, drops, a timeline. Also while they run."""
+    """Look at runs in a browser, also while they train: samples, tokens, time, staleness, drops, a timeline."""
     if terminal or plain:
         from penstock.cli.run_views import watch_run
 
@@ -55,7 +55,7 @@ def samples(
     ] = False,
     debug: Debug = False,
 ) -> None:
-    """Read what the model answered: prompt, answer, rewards, versions. Also while the run goes on."""
+    """Read what the model answered, also while the run trains: prompt, answer, rewards, versions."""
     from penstock.cli.samples import Choice, export_to_file, print_samples
 
     if export:
@@ -72,7 +72,7 @@ def report(
     to: Annotated[Path | None, typer.Option(help="Where to; without it, RUN/report.html.")] = None,
     debug: Debug = False,
 ) -> None:
-    """Write what a run amounts to as one HTML file to send to somebody: findings, and the page's views of them."""
+    """Write one HTML file that sums up a run and can be sent to others: findings, and the page's views."""
     from penstock.cli.run_views import report_run
 
     print(report_run(run, to))
@@ -83,7 +83,7 @@ def trace(
     to: Annotated[Path | None, typer.Option(help="Where to; without it, RUN/trace.pftrace.")] = None,
     debug: Debug = False,
 ) -> None:
-    """Write a timeline for Perfetto: slots, stages, counters, arrows from rollouts to steps. Also while it runs."""
+    """Write a timeline for Perfetto, also during a run: slots, stages, counters, arrows from rollout to step."""
     from penstock.cli.run_views import trace_run
 
     print(trace_run(run, to))
@@ -97,7 +97,7 @@ def doctor(
     task: Annotated[str | None, typer.Option(help="Show what became of the attempts at this task.")] = None,
     debug: Debug = False,
 ) -> None:
-    """How a run is, while it goes on or after its end: its processes and their stacks, groups, and usual causes."""
+    """Diagnose a run, in progress or ended: its processes and their stacks, its groups, and usual causes."""
     from penstock.cli.doctor import diagnose
     from penstock.cli.group_story import group_lines, task_lines
 

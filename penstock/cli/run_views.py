@@ -1,4 +1,4 @@
-"""`penstock trace`, `report` and `view`: a run from its event files, while it goes on and afterwards."""
+"""Runs `penstock trace`, `report` and `view`, which show a run from its event files, running or ended."""
 
 import asyncio
 import contextlib
@@ -22,14 +22,14 @@ from penstock.page.serving_page import served_page
 
 
 def open_run(name: str) -> RunReading:
-    """All that is written so far."""
+    """Read all that the run has written so far."""
     run = RunReading(run_folder(name))
     run.refresh()
     return run
 
 
 def trace_run(name: str, to: Path | None) -> str:
-    """Write a trace; what was written."""
+    """Write a trace, and return a line about it."""
     from penstock.observe.trace.run_trace import write_trace
 
     run = open_run(name)
@@ -43,7 +43,7 @@ def trace_run(name: str, to: Path | None) -> str:
 
 
 def report_run(name: str, to: Path | None) -> str:
-    """Write a report; what was written."""
+    """Write a report, and return a line about it."""
     from penstock.page.report_page import write_report
 
     path = write_report(open_run(name), to)
@@ -58,7 +58,7 @@ def watch_run(
     view: View | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Until the run ends. Its last picture stays."""
+    """Show a run in the terminal until it ends. Its last picture stays."""
     run = RunReading(run_folder(name))
     if view is None:
         view = make_view(ObserveConfig(view="plain" if plain else "auto"))
@@ -73,11 +73,11 @@ def watch_run(
 
 EVERY_S = 0.5
 KEPT_LINES = 20
-"""Of what was said before somebody came to watch."""
+"""How many earlier log lines a new watcher shows."""
 
 
 class Watcher:
-    """Call `look` now and then; it tells whether there will be more."""
+    """Shows a run to a view. Call `look` repeatedly until it returns False."""
 
     def __init__(self, run: RunReading, view: View) -> None:
         self._run, self._view = run, view
@@ -85,8 +85,8 @@ class Watcher:
         self._num_drops: dict[str, int] = {}
 
     def look(self) -> bool:
-        """Show what is new."""
-        was_running = self._run.is_running  # asked first: what a run writes at its end is read below
+        """Show what is new; return whether the run was running."""
+        was_running = self._run.is_running  # before the refresh, so that the last look reads everything
         self._run.refresh()
         for line in self._new_lines():
             self._view.log(line.line)
@@ -95,7 +95,7 @@ class Watcher:
         return was_running
 
     def show_end(self) -> None:
-        """How the run stands, as lines that stay."""
+        """Show how the run stands, as lines that stay."""
         status = self._status(is_running=False)
         how = (
             "has ended"
@@ -107,16 +107,16 @@ class Watcher:
             self._view.log(line)
 
     def _status(self, is_running: bool) -> RunStatus:
-        """A run that nobody goes on with has no time to go."""
+        """Return the status, without a remaining time if the run is not running."""
         status = self._run.status()
         return status if is_running else replace(status, left_s=None)
 
     def _new_lines(self) -> list[LogLine]:
-        told, self._num_lines = self._num_lines, len(self._run.lines)
-        return self._run.lines[-KEPT_LINES:] if told is None else self._run.lines[told:]
+        shown, self._num_lines = self._num_lines, len(self._run.lines)
+        return self._run.lines[-KEPT_LINES:] if shown is None else self._run.lines[shown:]
 
     def _tell_drops(self) -> None:
-        """The first of each kind, as `train` does."""
+        """Log the first drop of each reason, as `train` does."""
         for drop in self._run.drops[sum(self._num_drops.values()) :]:
             if drop.reason not in self._num_drops:
                 self._view.log(
@@ -126,7 +126,7 @@ class Watcher:
 
 
 def file_size(num_bytes: int) -> str:
-    """`812 bytes`, `41 kB`, `3.2 MB`, `1.5 GB`: never 0 of something that is there."""
+    """Format a size: `812 bytes`, `41 kB`, `3.2 MB`, `1.5 GB`. A file with content is never shown as 0."""
     if num_bytes < 1000:
         return f"{num_bytes} bytes"
     for unit, size in (("GB", 1e9), ("MB", 1e6)):
@@ -136,7 +136,7 @@ def file_size(num_bytes: int) -> str:
 
 
 PORT = 8421
-"""Where it listens, or on a free port if this one is taken."""
+"""Default port of the page; if it is taken, the page listens on a free one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,7 +150,7 @@ class ViewSettings:
 def view_runs(runs: Sequence[str], settings: ViewSettings, say: Callable[[str], None] = print) -> None:
     readings = [RunReading(run_folder(run)) for run in runs]
     for reading in readings:
-        reading.refresh()  # whoever opens the address finds it read, texts indexed
+        reading.refresh()  # the first page to open need not wait for the files to be read and texts indexed
         reading.status()
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(_serve(readings, settings, say))

@@ -1,4 +1,4 @@
-"""`penstock samples`: what a model answered, and what it got for it."""
+"""Runs `penstock samples`: what a model answered, and which rewards it got."""
 
 import json
 from collections import Counter
@@ -20,7 +20,7 @@ from penstock.observe.store.segments import FOLDER
 from penstock.safe_files import replace_private
 
 SHOWN_PROMPT, SHOWN_ANSWER = 240, 480
-"""Characters of a prompt and of an answer; `--full` shows all that is kept."""
+"""Characters shown of a prompt and of an answer; `--full` shows all that is kept."""
 SHOWN_PARTS = 8
 SHOWN_BY_DEFAULT = 2
 SHOWN_OF_A_STEP = 16
@@ -28,7 +28,7 @@ SHOWN_OF_A_STEP = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """Which samples to show: how many of each kind, of all steps or of one."""
+    """Says which samples to show: how many of each kind, of all steps or of one."""
 
     best: int = 0
     worst: int = 0
@@ -55,15 +55,15 @@ def print_samples(run: str, choice: Choice, *, full: bool, console: Console | No
 
 
 def export_to_file(run: str) -> str:
-    """All that is kept, one object a line; what was written."""
+    """Write all samples that are kept, one object a line, and return a line about it."""
     folder = run_folder(run)
     count = export_samples(folder, folder / NAME)
     return f"wrote {count} samples to {folder / NAME}"
 
 
 def run_folder(run: str) -> Path:
-    """A run by its folder, or by its name in `runs`. A folder of that name that is no run (`penstock export` makes
-    one) does not hide it; a run of a format that is not known is refused."""
+    """Find a run by its folder, or by its name in `runs`. A folder of that name that is no run (`penstock
+    export` makes one) does not hide it; a run of an unknown format is refused."""
     tried = (Path(run), Path("runs") / run)
     folders = [folder for folder in tried if folder.is_dir()]
     if not folders:
@@ -74,7 +74,7 @@ def run_folder(run: str) -> Path:
 
 
 def sections(samples: Sequence[SampleEvent], choice: Choice) -> Iterator[tuple[str, Sequence[SampleEvent]]]:
-    """What to show, under titles. Of equals the newest come first."""
+    """Yield the samples to show, under titles. Of equals the newest come first."""
     where = ""
     if choice.step is not None:
         samples, where = _of_step(samples, choice.step), f" of step {choice.step}"
@@ -94,8 +94,8 @@ def sections(samples: Sequence[SampleEvent], choice: Choice) -> Iterator[tuple[s
 
 
 def _by_reward(samples: Sequence[SampleEvent], *, sign: int) -> list[SampleEvent]:
-    """Those that were scored, lowest first for `sign` 1. Among equal ones every group has its turn: ten attempts at
-    one task say less than one at each of ten."""
+    """Sort the scored samples, lowest first for `sign` 1. Equal ones take turns by group: ten attempts at one
+    task say less than one at each of ten."""
     seen: Counter[tuple[int, float]] = Counter()
     ranked = []
     for sample in samples:
@@ -116,7 +116,7 @@ def _of_step(samples: Sequence[SampleEvent], step: int) -> list[SampleEvent]:
 
 
 def facts(sample: SampleEvent) -> list[str]:
-    """What is known of a sample besides its texts."""
+    """Return what is known of a sample besides its texts."""
     known = [f"dropped ({sample.drop})" if sample.step is None else f"step {sample.step}"]
     if sample.failure is not None:
         known.append(f"failed ({sample.failure})")
@@ -148,7 +148,7 @@ def _print(console: Console, sample: SampleEvent, *, full: bool) -> None:
 
 
 def _lines(words: Sequence[str], width: int) -> Iterator[str]:
-    """Facts side by side; one that does not fit begins the next line."""
+    """Join facts into lines; a fact that does not fit begins the next line."""
     line = ""
     for word in words:
         if line and len(line) + len(word) + 3 > width:
@@ -174,7 +174,7 @@ NAME = "samples.jsonl"
 
 
 def read_samples(folder: Path) -> Iterator[SampleEvent]:
-    """What is kept of a run, oldest first, samples of undone steps included."""
+    """Yield all samples that are kept of a run, oldest first, including those of undone steps."""
     if not (folder / FOLDER).is_dir():
         return
     run = RunReading(folder)
@@ -184,7 +184,7 @@ def read_samples(folder: Path) -> Iterator[SampleEvent]:
 
 
 def export_samples(folder: Path, path: Path) -> int:
-    """Write them to a file, whole or not at all; how many there were."""
+    """Write all samples to a file, whole or not at all, and return their number."""
     count = 0
 
     def lines() -> Iterator[bytes]:
@@ -198,7 +198,7 @@ def export_samples(folder: Path, path: Path) -> int:
 
 
 def encode_sample(event: SampleEvent) -> bytes:
-    """A line. Half of a surrogate pair, which UTF-8 has no bytes for, is escaped as JSON does."""
+    """Encode a sample as a line of JSON. A lone surrogate, which UTF-8 lacks, is escaped as JSON does."""
     fields = as_fields(event)
     try:
         return msgspec.json.encode(fields) + b"\n"

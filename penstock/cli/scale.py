@@ -1,5 +1,5 @@
-"""More and fewer engines for a run that goes on: `penstock scale` asks it, `penstock worker` joins it from another
-machine."""
+"""Changes the number of engines while a run trains: `penstock scale` asks the run for it, `penstock worker`
+joins it from another machine."""
 
 import asyncio
 import time
@@ -21,7 +21,7 @@ LOOK_AGAIN_S = 0.1
 def scale_run(name: str, wish: str) -> str:
     folder, request = run_folder(name), read_wish(wish)
     if not is_held(folder):
-        raise UserError(f"{folder} does not go on; penstock scale is for a run that trains now")
+        raise UserError(f"{folder} is not running; penstock scale is for a run that trains now")
     request_engines(folder, request)
     return f"{folder}: {_wait_for_answer(folder)}"
 
@@ -44,7 +44,7 @@ def _wait_for_answer(folder: Path) -> str:
 
 
 def join_run(address: str, token_file: Path) -> int:
-    """Serve until the run ends; the exit code."""
+    """Serve a run as an engine until it ends; return the exit code."""
     host, port = host_and_port(address, "--connect")
     token = token_in(token_file, "--token-file")
     print(f"joining the run at {address}", flush=True)

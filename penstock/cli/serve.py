@@ -1,4 +1,4 @@
-"""`penstock serve`: the embedded engine behind OpenAI's and vLLM's routes."""
+"""Runs `penstock serve`: the embedded engine behind OpenAI's and vLLM's routes."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""Arguments that several commands take."""
+"""Defines the arguments that several commands take."""
 
 import os
 from pathlib import Path
@@ -12,7 +12,7 @@ Run = Annotated[str, typer.Argument(metavar="RUN", help="A run folder, or its na
 
 
 def file_and_words(config: str | None, overrides: list[str] | None) -> tuple[Path | None, list[str]]:
-    """A first argument that is no file but has a `=` is an override."""
+    """Split the config file from the overrides: a first argument that is no file but has a `=` is an override."""
     words = list(overrides or [])
     if config is not None and "=" in config and not os.path.exists(config):
         return None, [config, *words]

@@ -1,4 +1,4 @@
-"""Commands that start runs, plan them, and change those that go on."""
+"""Defines the commands that start runs, plan them, and change them while they train."""
 
 import contextlib
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock import __version__
-from penstock.cli.early_signals import ending_at_once
+from penstock.cli.early_signals import stopping_on_signals
 from penstock.cli.shared_arguments import Debug, Overrides, Run, file_and_words
 from penstock.errors import PenstockError, UserError
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 NO_MODEL = "stopped; no model was saved"
 NOT_THE_DEMO = ("model.name", "tasks.source")
-"""Whoever names one of these has a run of their own, and the demo's settings are not for it."""
+"""If an override sets one of these, the run is the user's own, and the demo's settings do not apply."""
 
 
 def train(
@@ -28,8 +28,8 @@ def train(
     overrides: Overrides = None,
     debug: Debug = False,
 ) -> None:
-    """Train a model. Without arguments: a tiny built-in model on a built-in task, offline."""
-    with ending_at_once(NO_MODEL):
+    """Train a model. Without arguments, train a tiny built-in model on a built-in task, offline."""
+    with stopping_on_signals(NO_MODEL):
         _say_that_it_starts()
         from penstock.api import DEMO, run
         from penstock.config.loader import load_config
@@ -40,7 +40,7 @@ def train(
         own = any(_is_of_another_run(word) for word in words)
         root = load_config(PenstockConfig, file or (None if own else DEMO), words)
         summary = run(root, make_view(root.observe))
-    # `penstock train | head`: whoever read has left, which is no failure of the run. rich exits then.
+    # `penstock train | head`: a closed stdout is no failure of the run. rich exits then.
     with contextlib.suppress(BrokenPipeError, SystemExit):
         print_summary(summary)
 
@@ -56,8 +56,8 @@ def resume(
     ] = None,
     debug: Debug = False,
 ) -> None:
-    """Go on with a run from its last checkpoint and its journal, in its folder; run.steps=N makes it longer."""
-    with ending_at_once(NO_MODEL):
+    """Resume a run in its folder from its last checkpoint and its journal; run.steps=N makes it longer."""
+    with stopping_on_signals(NO_MODEL):
         _say_that_it_starts()
         from penstock.api import run
         from penstock.cli.export import read_step
@@ -89,7 +89,7 @@ def list_entries(
     what: Annotated[str, typer.Argument(help="What to list: algorithms.")] = "algorithms",
     debug: Debug = False,
 ) -> None:
-    """List what the config can name."""
+    """List the names that a config can use, with their parameters."""
     if what != "algorithms":
         raise UserError(f"penstock list knows algorithms, got {what!r}")
     from itertools import groupby
@@ -119,7 +119,7 @@ def simulate(
     json: Annotated[Path | None, typer.Option(help="Write the outcome to this file.")] = None,
     debug: Debug = False,
 ) -> None:
-    """Utilisation and staleness of a run: the real controller in virtual time, with simulated engines and ranks."""
+    """Estimate utilisation and staleness of a run: the real controller and simulated workers in virtual time."""
     from dataclasses import asdict
     from json import dumps
 
@@ -140,7 +140,7 @@ def scale(
     wish: Annotated[str, typer.Argument(metavar="engines=N", help="How many; engines=auto lets it decide.")],
     debug: Debug = False,
 ) -> None:
-    """Give a run that goes on another number of engines. They join and leave while it trains."""
+    """Change the number of engines of a run in progress. Engines join and leave while it trains."""
     from penstock.cli.scale import scale_run
 
     print(scale_run(name, wish))
@@ -151,7 +151,7 @@ def worker(
     token_file: Annotated[Path, typer.Option(help="A file with the run's token.")],
     debug: Debug = False,
 ) -> None:
-    """Join a run on another machine: this one computes for it as an engine, until the run ends."""
+    """Join a run on another machine: this machine serves it as an engine until the run ends."""
     from penstock.cli.scale import join_run
 
     raise typer.Exit(join_run(connect, token_file))
@@ -165,7 +165,7 @@ def chaos(
     folder: Annotated[Path | None, typer.Option(help="Where the run goes; a temporary folder.")] = None,
     debug: Debug = False,
 ) -> None:
-    """Train the demo while its processes are killed and frozen at random moments; then audit what came out."""
+    """Train the demo while its processes are killed and frozen at random moments, then audit the result."""
     from penstock.bench.chaos.chaos_report import run
 
     report = run(json, kills=kills, seed=seed, steps=steps, folder=folder)
@@ -174,13 +174,13 @@ def chaos(
 
 
 def _say_that_it_starts() -> None:
-    """Before the imports, the config and the tasks, which together take a second and more."""
-    with contextlib.suppress(OSError, ValueError):  # a closed stdout ends no run
+    """Print a line before the imports, the config and the tasks, which together take more than a second."""
+    with contextlib.suppress(OSError, ValueError):  # a closed stdout must not end the run
         print(f"penstock {__version__}: starting", flush=True)
 
 
 def _is_of_another_run(word: str) -> bool:
-    """Whether an override names something else than the demo trains."""
+    """Return whether an override names a model or tasks other than the demo's."""
     from penstock.demo.model import RECIPES
 
     setting, _, value = word.partition("=")
@@ -188,7 +188,6 @@ def _is_of_another_run(word: str) -> bool:
 
 
 def print_summary(summary: "Summary") -> None:
-    """The table at the end of a run."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -201,7 +200,6 @@ def print_summary(summary: "Summary") -> None:
 
 
 def lines_of(outcome: "Outcome") -> list[str]:
-    """What a simulated run was like, for a person."""
     dropped = ", ".join(f"{count} {reason}" for reason, count in sorted(outcome.dropped.items()))
     return [
         f"{outcome.engines:,} engines, {outcome.ranks} ranks: {outcome.steps} steps of "

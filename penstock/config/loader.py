@@ -1,4 +1,4 @@
-"""From a YAML file and `section.key=value` words to a validated config, with one-sentence errors."""
+"""Loads a validated config from a YAML file and `section.key=value` words, with one-sentence errors."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +14,7 @@ from penstock.errors import ConfigError
 Root = TypeVar("Root", bound=BaseModel)
 
 MAX_DEPTH = 50
-"""Levels of a config inside each other."""
+"""The deepest nesting of a config."""
 
 
 def load_config(root: type[Root], path: Path | None, overrides: Sequence[str] = ()) -> Root:
@@ -25,7 +25,7 @@ def load_config(root: type[Root], path: Path | None, overrides: Sequence[str] = 
 
 
 def _spelled_out(root: type[BaseModel], data: dict[str, Any]) -> dict[str, Any]:
-    """Words that stand for a section become one, so that further keys of it can be set."""
+    """Replace words that stand for a section by the section, so that its other keys can be set."""
     for name, field in root.model_fields.items():
         section = section_of(field.annotation)
         alone = getattr(section, "alone", "")
@@ -35,11 +35,12 @@ def _spelled_out(root: type[BaseModel], data: dict[str, Any]) -> dict[str, Any]:
 
 
 class _TooDeep(Exception):
-    """Nested deeper than anything that a config needs."""
+    """Raised for nesting deeper than any config needs."""
 
 
 class _Loader(yaml.SafeLoader):
-    """Stops at `MAX_DEPTH` while it reads: what the parser does with one level more grows with those around it."""
+    """Stops at `MAX_DEPTH` while it reads: the parser's work for each further level grows with the levels around
+    it."""
 
     depth = 0
 
@@ -78,8 +79,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def apply_override(data: dict[str, Any], override: str) -> None:
-    """Set one dotted key in nested data. The value is read as YAML, so `3`, `true` and `[a, b]` mean what
-    they say."""
+    """Set one dotted key in nested data. The value is parsed as YAML, so `3`, `true` and `[a, b]` are a number,
+    a boolean and a list."""
     key, equals, text = override.partition("=")
     if not equals or not key:
         raise ConfigError(f"an override must look like section.key=value, got {override!r}")
@@ -87,7 +88,7 @@ def apply_override(data: dict[str, Any], override: str) -> None:
     node = data
     for parent in parents:
         child = node.get(parent)
-        if child is None:  # not there, or `rollout:` and nothing below it
+        if child is None:  # missing, or `rollout:` with nothing below it
             child = node[parent] = {}
         if not isinstance(child, dict):
             raise ConfigError(f"override {override!r}: {parent} is a value, not a section")
@@ -109,7 +110,7 @@ def build(root: type[Root], data: dict[str, Any]) -> Root:
 
 
 def build_section(section: type[Root], data: dict[str, Any], path: str = "") -> Root:
-    """One section alone; `path` is where its keys are, for the error."""
+    """Validate one section alone. `path` is the position of its keys in the config, for the error message."""
     try:
         return section.model_validate(data)
     except ValidationError as error:
@@ -117,7 +118,7 @@ def build_section(section: type[Root], data: dict[str, Any], path: str = "") -> 
 
 
 def _without_empty_sections(model: type[BaseModel], data: Any) -> Any:
-    """`tasks:` and nothing below it is the section with its defaults."""
+    """Remove sections that are empty (`tasks:` with nothing below it), so that they get their defaults."""
     if not isinstance(data, dict):
         return data
     sections = {name: section_of(field.annotation) for name, field in model.model_fields.items()}

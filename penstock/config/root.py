@@ -1,4 +1,4 @@
-"""The root config: every room's section under one name. `penstock init` writes it out with comments."""
+"""Defines the root config: every part's section under one name. `penstock init` writes it with comments."""
 
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -23,10 +23,10 @@ from penstock.trainer.config import TrainerConfig
 
 
 class RunConfig(Section):
-    """How long a run is and where it leaves things."""
+    """Sets how long a run is, where its files go, and how it is restarted and resumed."""
 
     name: str = "run"
-    """The run's name; its folder is `folder/name`, with a number appended when that exists."""
+    """The run's name. Its folder is `folder/name`, with a number appended if that exists."""
     folder: Path = Path("runs")
     """Where run folders go."""
     steps: int = Field(default=200, ge=1)
@@ -34,27 +34,28 @@ class RunConfig(Section):
     seed: int = Field(default=0, ge=0)
     """Seed of the task order and of every sampled token."""
     checkpoint_every: int = Field(default=0, ge=0)
-    """Steps between two checkpoints, from which `penstock resume` goes on; one more is written at the end. 0 writes
-    none. Training goes on while one is written. It takes up to 16 bytes per parameter on the disk, and as much of
-    the host's memory for the copy that is written."""
+    """Steps between two checkpoints, from which `penstock resume` continues; one more is written at the end.
+    0 writes none. Training continues while one is written. A checkpoint takes up to 16 bytes per parameter on
+    the disk, and as much host memory for the copy that is written."""
     keep_checkpoints: int = Field(default=2, ge=1)
-    """How many of the last checkpoints are kept. The one with the highest held-out reward stays besides, where
+    """How many of the last checkpoints are kept. The one with the highest held-out reward is also kept, if
     `eval.every` is a multiple of `checkpoint_every`."""
 
     journal: bool = True
-    """In a run with checkpoints: keep a journal of every group, so that `penstock resume` goes on with those that
-    were finished and `penstock doctor` shows what became of each. Off, a resumed run generates them again."""
+    """In a run with checkpoints: keep a journal of every group, so that `penstock resume` continues with
+    finished groups and `penstock doctor` shows what became of each. Off: a resumed run generates them
+    again."""
 
     journal_every_s: float = Field(default=2.0, gt=0)
-    """In a run with a journal: seconds between two records of answers under way. After a crash they go on from the
-    last, and what was sampled since then is sampled again."""
+    """In a run with a journal: seconds between two records of unfinished answers. After a crash they continue
+    from the last record, and what was sampled since then is sampled again."""
 
     deterministic: bool = False
-    """Every step the same, bit by bit: a run that was killed and resumed ends with the weights of one that never
-    was, on the same machine. On a CPU, synchronous, one answer at a time: this sets `model.device=cpu`,
-    `staleness.max_staleness=0`, `engine.embedded.max_batch=1` and `engine.embedded.prefix_cache=false` where the
-    config does not say otherwise. The step that was open is discarded, so no journal is kept. Rewards must give the
-    same each time, in time."""
+    """Make every step repeat bit by bit: a run that was killed and resumed ends with the same weights as one
+    that was not, on the same machine. It runs on a CPU, synchronously, one answer at a time. This sets
+    `model.device=cpu`, `staleness.max_staleness=0`, `engine.embedded.max_batch=1` and
+    `engine.embedded.prefix_cache=false` unless the config sets them. The step under way is discarded, so no
+    journal is kept. Rewards must return the same value each time, within their time limits."""
 
     @field_validator("name")
     @classmethod
@@ -66,43 +67,45 @@ class RunConfig(Section):
         return name
 
     restarts: int = Field(default=4, ge=0)
-    """How often in a row a worker that dies is started again; then the run ends. An engine or trainer that worked
-    for a minute begins a new row, and a scoring or rollout worker that has done a call. Tasks that end their
-    process are counted by themselves, and may be as many as are under way."""
+    """How often in a row a worker that dies is restarted before the run ends. The count starts anew when an
+    engine or trainer has worked for a minute, or a scoring or rollout worker has done a call. Tasks that kill
+    their process are counted separately: the run ends when more tasks in a row do so than this, and more than
+    are under way."""
 
     freeze_s: float = Field(default=120.0, ge=0)
-    """An engine or trainer that is silent for this long is frozen: it is ended, and another one takes its place. It
-    may be silent longer where it has declared so, as for loading or compiling. An engine whose
-    server (vLLM's) brings no token for so long while answers are under way is frozen too. 0: nobody is taken for
+    """An engine or trainer that is silent for this long counts as frozen: it is killed and replaced. It may be
+    silent for longer where it has announced that, as for loading or compiling. An engine whose server (vLLM's)
+    returns no token for this long while answers are under way counts as frozen too. 0: no worker counts as
     frozen."""
 
     start_s: float = Field(default=1800.0, gt=0)
-    """How long an engine or trainer may take to start, with loading and compiling. Then it is ended and started
-    again."""
+    """How long an engine or trainer may take to start, including loading and compiling. Past it, it is killed
+    and started again."""
 
     max_failed_in_a_row: int = Field(default=0, ge=0)
     """End the run with an error when this many groups in a row failed (a reward that raises, requests that the
-    engine refuses); 0 is four steps' worth, at least 16, and more than can be under way at once."""
+    engine refuses). 0: four steps' worth, at least 16, and more than can be under way at once."""
 
 
 class PlacementConfig(Section):
-    """Which GPUs of this machine the trainer and the engines get, and how they share one."""
+    """Sets which GPUs of this machine the trainer and the engines get, and how they share one."""
 
     trainer: tuple[Annotated[int, Field(ge=0)], ...] = ()
-    """GPUs of the trainer, by their numbers among those that this process sees: `[0, 1]`. One rank a GPU; several
-    ranks split the weights (`trainer.parallel.shard`) unless `trainer.parallel` says otherwise. Empty: as few as
-    hold the trainer where engines get others, else the GPU of `model.device`."""
+    """GPUs of the trainer, by their numbers among those that this process sees: `[0, 1]`. There is one rank
+    per GPU; several ranks split the weights (`trainer.parallel.shard`) unless `trainer.parallel` says
+    otherwise. Empty: as few as hold the trainer if engines get other GPUs, else the GPU of `model.device`."""
     engines: tuple[Annotated[int, Field(ge=0)], ...] = ()
-    """GPUs of the engines, one each, or `engine.vllm.tensor_parallel` of them. Where `engine.count` is not set,
-    there are as many engines as these hold. Empty: those that the trainer leaves; its own for small models."""
+    """GPUs of the engines, one each, or `engine.vllm.tensor_parallel` each. If `engine.count` is not set,
+    there are as many engines as fit on these. Empty: the GPUs that the trainer leaves free; for small models,
+    the trainer's."""
     share: Literal["auto", "mps", "time"] = "auto"
     """`mps`: both run at the same time, through an MPS daemon that the run starts and stops. `time`: they take
     turns, which gains little over running one after the other. `auto`: `mps` where trainer and engines share a
     GPU and training is asynchronous; without `nvidia-cuda-mps-control` the log says so and they take turns."""
     first: Literal["engine", "trainer", "none"] = "engine"
-    """Under MPS, whose kernels go first where both wait for room on the GPU. `engine`: generation keeps about
-    half of its speed beside training, and the sum of both is largest. `trainer`, `none`: it keeps less, down to
-    a third."""
+    """Under MPS, whose kernels go first when both wait for room on the GPU. `engine`: generation keeps about
+    half of its speed beside training, and the total throughput is highest. `trainer`, `none`: generation
+    keeps less, down to a third."""
 
     @field_validator("trainer", "engines")
     @classmethod
@@ -113,10 +116,10 @@ class PlacementConfig(Section):
 
 
 class EvalConfig(Section):
-    """Held-out evaluation, at the start, at the end and in between."""
+    """Sets held-out evaluation: at the start, at the end and in between."""
 
     tasks: TasksConfig | None = None
-    """Held-out tasks; without them nothing is evaluated."""
+    """Held-out tasks; unset evaluates nothing."""
     every: int = Field(default=0, ge=0)
     """Steps between two evaluations beside training; 0 evaluates only at the start and at the end."""
     samples: int = Field(default=1, ge=1)
@@ -126,7 +129,7 @@ class EvalConfig(Section):
 
 
 class PenstockConfig(Section):
-    """Everything a run is told."""
+    """Holds all settings of a run."""
 
     model: ModelConfig = ModelConfig()
     tasks: TasksConfig = TasksConfig()
@@ -184,7 +187,7 @@ class PenstockConfig(Section):
         return self
 
     def check_wire_dtype(self) -> None:
-        """Refuse a `sync.dtype` that engines can't hold; their `engine.dtype` is known by now."""
+        """Refuse a `sync.dtype` that engines can't hold. Called once their `engine.dtype` is known."""
         sent, held = self.sync.dtype, self.engine.dtype
         if sent not in ("engine", held) and held != "float32":
             raise ConfigError(

@@ -1,5 +1,5 @@
-"""Values that must be neither shown nor stored: those under names such as `token`, `password` or `api_key`, and
-those in URLs (`https://user:password@host/?token=…`)."""
+"""Hides values that must be neither shown nor stored: those with names such as `token`, `password` or `api_key`,
+and those in URLs (`https://user:password@host/?token=…`)."""
 
 import re
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from penstock.usercode import is_function_path
 
 HIDDEN = "***"
 LEAST = 4
-"""Shorter values are not looked for in texts: `1` is in many of them."""
+"""Shorter secrets are not replaced in texts: `1` occurs in many of them."""
 _NAME = re.compile(
     r"(^|[_-])(token|secret|password|passwd|passphrase|credentials?|auth|authorization|api[_-]?key|(access|private|"
     r"secret)[_-]?key)$",
@@ -25,8 +25,8 @@ def is_secret(name: str) -> bool:
 
 
 def hidden(data: Any, *, only_texts: bool = False) -> Any:
-    """The same data with `***` in place of secrets. With `only_texts` mappings and numbers are none: keys of the
-    `algorithm` section are names of functions and of their settings, such as `truncated_token: {cap: 2.0}`."""
+    """Return the data with `***` in place of secrets. With `only_texts`, mappings and numbers are not hidden,
+    since keys of the `algorithm` section are names of functions and settings, such as `truncated_token`."""
     if isinstance(data, dict):
         return {
             key: HIDDEN if _hides(str(key), value, only_texts) else hidden(value, only_texts=only_texts)
@@ -51,7 +51,7 @@ def _without_secret(match: re.Match[str]) -> str:
 
 
 def without_secrets(text: str, data: Any) -> str:
-    """A text, such as another library's error, without the secrets of `data` that are in it."""
+    """Remove the secrets of `data` from a text, such as another library's error message."""
     for secret in sorted(map(str, _secrets(data)), key=len, reverse=True):
         if len(secret) >= LEAST:
             text = text.replace(secret, HIDDEN)
@@ -59,7 +59,8 @@ def without_secrets(text: str, data: Any) -> str:
 
 
 def refuse_hidden(data: Any, path: str = "") -> None:
-    """The config in a run folder has its secrets hidden: a run must not begin with `***` in their place."""
+    """Refuse a config with hidden secrets, such as the one in a run folder: no run may start with `***` in their
+    place."""
     if isinstance(data, dict):
         for key, value in data.items():
             where = f"{path}.{key}" if path else str(key)

@@ -1,4 +1,4 @@
-"""The base of every config section: frozen, strict about names, and without numbers that nothing computes with."""
+"""Defines the base of every config section: frozen, strict about keys, and without infinite or NaN numbers."""
 
 import difflib
 import types
@@ -13,14 +13,15 @@ MAX_INTEGER = 2**63 - 1
 
 
 class Section(BaseModel):
-    """A frozen config section. An unknown key is an error that names the nearest known one.
+    """Is the base of frozen config sections. An unknown key is an error that names the nearest known one.
 
-    The string under a field is its description (`use_attribute_docstrings`). `docs/configuration.md` and the config
-    that `penstock init` writes are generated from these strings."""
+    The string under a field is its description (`use_attribute_docstrings`). `docs/configuration.md` and the
+    config that `penstock init` writes are generated from these strings.
+    """
 
     alone: ClassVar[str] = ""
-    """The key that a word in the section's place stands for: `launcher: ray` is `launcher: {kind: ray}`. "":
-    none."""
+    """The key that is set by a single word instead of a section: `launcher: ray` is `launcher: {kind: ray}`.
+    Empty: no such key."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
@@ -38,7 +39,7 @@ class Section(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _understand_on_and_off(cls, value: Any, info: ValidationInfo) -> Any:
-        """YAML reads a bare `on` or `off` as a boolean. Where these words are choices, take the word."""
+        """Convert a boolean back to `on` or `off` where these words are choices: YAML reads them as booleans."""
         if isinstance(value, bool) and info.field_name is not None:
             word = "on" if value else "off"
             if word in get_args(cls.model_fields[info.field_name].annotation):
@@ -48,14 +49,14 @@ class Section(BaseModel):
     @field_validator("*", mode="after")
     @classmethod
     def _fits_in_64_bits(cls, value: Any) -> Any:
-        """A config travels to other processes and libraries, whose integers are no longer than that."""
+        """Refuse integers above 64 bits: configs travel to processes and libraries that can't hold them."""
         if isinstance(value, int) and abs(value) > MAX_INTEGER:
             raise ValueError(f"input should be at most {MAX_INTEGER}")
         return value
 
 
 def unknown_key_message(key: str, section: type[BaseModel], where: str, path: str = "") -> str:
-    """Names the nearest known key. `path` is where the section lies in the config."""
+    """Name the nearest known key. `path` is the position of the section in the config."""
     near = nearest_key(key, section)
     within = f"{path}." if path and near is not None and "." in near else ""
     known = ", ".join(sorted(section.model_fields))
@@ -64,8 +65,8 @@ def unknown_key_message(key: str, section: type[BaseModel], where: str, path: st
 
 
 def nearest_key(key: str, section: type[BaseModel]) -> str | None:
-    """A key that may have been meant, also one of the sections inside this one: `max_batch` of `engine` is
-    `embedded.max_batch`."""
+    """Return a key that may have been meant, including keys of sections inside this one: `max_batch` of `engine`
+    is `embedded.max_batch`."""
     places = {
         name: f"{inner}.{name}"
         for inner, field in section.model_fields.items()
@@ -77,7 +78,7 @@ def nearest_key(key: str, section: type[BaseModel]) -> str | None:
 
 
 def section_of(annotation: Any) -> type[BaseModel] | None:
-    """The section class that a field holds, looking through `Section | None`."""
+    """Return the section class of a field, looking through `Section | None`."""
     candidates = [annotation]
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         candidates = list(get_args(annotation))

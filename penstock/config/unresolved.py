@@ -1,4 +1,4 @@
-"""Settings that say `auto`. `placement/automatic.py` resolves them when a run is prepared.
+"""Handles settings that say `auto`, which `placement/automatic.py` resolves when a run is prepared.
 
 Parts that are used on their own, such as a trainer in a script, take `auto` for float32 and uncompiled.
 """
@@ -11,10 +11,11 @@ AUTO = "auto"
 
 
 def refuse_auto(settings: Mapping[str, object]) -> None:
-    """For workers of a run. Each choosing for itself, engine and trainer could choose differently."""
+    """Refuse unresolved settings in workers of a run: if each chose for itself, engine and trainer could choose
+    differently."""
     unresolved = [name for name, value in settings.items() if value == AUTO]
     if unresolved:
         raise ConfigError(
-            f"a worker must be told a value for {' and '.join(unresolved)}, got 'auto'; resolve the config before "
+            f"a worker needs a value for {' and '.join(unresolved)}, got 'auto'; resolve the config before "
             "(penstock.placement.automatic)"
         )

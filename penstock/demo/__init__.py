@@ -1,1 +1,1 @@
-"""The demo, all in one room: its task, its tiny model and how that is made, and a simulated latency."""
+"""Holds the demo: its task, its tiny model and how that is made, and a simulated latency."""

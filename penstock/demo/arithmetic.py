@@ -1,8 +1,8 @@
-"""The built-in task: add two three-digit numbers.
+"""Makes the built-in task: add two three-digit numbers.
 
-A prompt is `214+387=` and the answer `601`. The prompts are split by their checksum into a part for
-training and a held-out tenth, so that no held-out problem is ever trained on, whatever the size or the seed
-of either list. The built-in model's supervised start keeps to the same split.
+A prompt is `214+387=` and the answer `601`. Prompts are split by their checksum into a training part and a
+held-out tenth, so that no held-out problem is ever trained on, whatever the size or the seed of either list.
+The built-in model's supervised start uses the same split.
 """
 
 import random
@@ -15,7 +15,7 @@ from penstock.records import Task
 Split = Literal["train", "heldout"]
 
 OPERANDS = range(100, 450)
-"""Every sum of two has three digits."""
+"""Operands whose every sum has three digits."""
 HELD_OUT_MODULUS = 10
 
 
@@ -24,7 +24,7 @@ def is_held_out(prompt: str) -> bool:
 
 
 def make_tasks(split: Split, *, size: int, seed: int) -> list[Task]:
-    """`size` different problems of the split. The same arguments give the same tasks."""
+    """Return `size` different problems of the split. The same arguments give the same tasks."""
     prompts = [(a, b) for a in OPERANDS for b in OPERANDS if is_held_out(f"{a}+{b}=") == (split == "heldout")]
     rng = random.Random(f"{split}-{seed}")
     return [
@@ -37,7 +37,7 @@ SIZES = {"train": 4096, "heldout": 256}
 
 
 def make_rows(name: str, arguments: dict[str, Any]) -> list[Task]:
-    """The tasks of the source `builtin:arithmetic`, its arguments checked."""
+    """Return the tasks of the source `builtin:arithmetic`, after checking its arguments."""
     if name != "arithmetic":
         raise TaskError(f"the only built-in task set is builtin:arithmetic, got builtin:{name}")
     unknown = arguments.keys() - {"split", "size", "seed"}

@@ -1,4 +1,4 @@
-"""Simulated latencies of an environment: long-tailed, and the same for the same seed."""
+"""Simulates long-tailed latencies of an environment, the same for the same seed."""
 
 import math
 import random
@@ -8,8 +8,8 @@ Z_90 = 1.2815515655446004
 
 
 class LogNormalLatency:
-    """Draws log-normal seconds whose median is `median_s` and whose 90th percentile is `p90_over_median`
-    times that."""
+    """Draws log-normal seconds whose median is `median_s` and whose 90th percentile is `p90_over_median` times
+    that."""
 
     def __init__(self, *, median_s: float, p90_over_median: float, seed: int) -> None:
         if not median_s >= 0:
@@ -21,12 +21,12 @@ class LogNormalLatency:
         self._random = random.Random(f"latency/{seed}")
 
     def draw(self) -> float:
-        """The next latency in seconds."""
+        """Return the next latency in seconds."""
         return self.median_s * math.exp(self.sigma * self._random.gauss(0.0, 1.0))
 
 
 class SlowTenthLatency:
-    """`median_s` seconds, and in one draw of ten `slow_s`."""
+    """Draws `median_s` seconds, and in one draw of ten `slow_s`."""
 
     def __init__(self, *, median_s: float, slow_s: float, seed: int) -> None:
         if not 0 <= median_s <= slow_s:
@@ -36,5 +36,5 @@ class SlowTenthLatency:
         self._random = random.Random(f"slow tenth/{seed}")
 
     def draw(self) -> float:
-        """The next latency in seconds."""
+        """Return the next latency in seconds."""
         return self.slow_s if self._random.random() < 0.1 else self.median_s

@@ -1,13 +1,13 @@
-"""The built-in models: a tiny Llama that adds two numbers unsurely, made on the spot and cached, a mixture of
-experts that does the same, and one that chats and may call a calculator.
+"""Makes and caches the built-in models: a tiny Llama that adds two numbers unreliably, a mixture of experts that
+does the same, and one that chats and may call a calculator.
 
 `penstock train` without arguments needs a model offline. It is taught three-digit addition by a tired
-teacher, one that writes a wrong digit more than a third of the time. The model learns both the carrying
-and the unsureness of its teacher, so its sampled answers are exact with a probability of about 0.26, and
+teacher, one that writes a wrong digit more than a third of the time. The model learns both the carrying and
+the unreliability of its teacher, so its sampled answers are exact with a probability of about 0.26, and
 reinforcement learning has something real to do: find out which of its digits are worth keeping.
 
 The recipe is data. Its hash names the cache folder, so a changed recipe makes a new model. This module
-imports without torch; the training itself is in `builtin_training`.
+imports without torch; the training itself is in `supervised_start` and `tool_start`.
 """
 
 import dataclasses
@@ -21,15 +21,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 MANIFEST = "penstock.json"
-"""Written last: the recipe and the size of every file. A folder that does not match it is not used."""
+"""File that is written last, with the recipe and the size of every file. A folder that does not match it is not
+used."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """All that decides which model comes out: shape, problems, teacher, schedule."""
+    """Holds all that decides which model comes out: shape, problems, teacher, schedule."""
 
     revision: int = 2
-    """Raise it when the code changes what comes out of the same numbers."""
+    """Raise it when a change of the code makes another model from the same recipe."""
     hidden_size: int = 128
     num_layers: int = 2
     num_heads: int = 4
@@ -41,26 +42,26 @@ class Recipe:
     high: int = 449
     """Operands are low..high, so that every sum has three digits."""
     held_out_modulus: int = 10
-    """A prompt whose CRC-32 is a multiple of this is held out: never seen here, nor in training."""
+    """A prompt whose CRC-32 is a multiple of this is held out, here and in training."""
     wrong_digit_share: float = 0.36
-    """How often the teacher writes a digit other than the right one, each of the other nine alike."""
+    """How often the teacher writes a wrong digit, each of the other nine equally often."""
     batch: int = 128
     lr: float = 3e-3
     warmup_steps: int = 50
     weight_decay: float = 0.01
     check_steps: int = 25
     learnt_share: float = 0.6
-    """The learning rate stays at its peak until the model is exact this often, relative to the teacher.
-    When that happens varies with the rounding of the machine, so it is waited for and not assumed."""
+    """The learning rate stays at its peak until the model is exact this often, relative to the teacher. When that
+    happens depends on the machine's rounding, so there is no fixed number of steps."""
     max_steps: int = 1000
-    """A model that has not learnt to add by then gives way to one from another seed."""
+    """Steps after which a model that cannot add yet is given up, and another seed tried."""
     settle_steps: int = 200
-    """Then the learning rate falls linearly to nearly zero."""
+    """Last steps, in which the learning rate falls linearly to nearly zero."""
     seed: int = 1
     attempts: int = 3
     min_exact: float = 0.18
     max_exact: float = 0.35
-    """The start must be exact with a probability in this range, or another seed is tried."""
+    """The model must be exact with a probability in this range, or another seed is tried."""
 
     def key(self) -> str:
         text = json.dumps(dataclasses.asdict(self), sort_keys=True)
@@ -72,7 +73,7 @@ class Recipe:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class MixtureRecipe(Recipe):
-    """The same lesson for a mixture of experts: Qwen3-MoE's architecture, whose experts are `mlp_size` wide."""
+    """Teaches the same lesson to a mixture of experts: Qwen3-MoE's architecture, with experts `mlp_size` wide."""
 
     mlp_size: int = 64
     num_experts: int = 8
@@ -81,23 +82,23 @@ class MixtureRecipe(Recipe):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ToolRecipe(Recipe):
-    """Another lesson: to chat, and to call a calculator. See `penstock.demo.tool_start`."""
+    """Teaches another lesson: to chat, and to call a calculator. See `penstock.demo.tool_start`."""
 
     call_share: float = 0.3
     """How often the teacher calls the tool instead of guessing."""
     wrong_digit_share: float = 0.08
-    """How often it writes a digit at random, in a call and in what it repeats of the result."""
+    """How often the teacher writes a random digit, in a call and in what it repeats of the result."""
     max_context: int = 256
     max_steps: int = 200
     settle_steps: int = 80
 
 
 RECIPES = {"builtin": Recipe(), "builtin-moe": MixtureRecipe(), "builtin-tools": ToolRecipe()}
-"""What `model.name` may say instead of a model from elsewhere."""
+"""Built-in models, by the name that `model.name` takes."""
 
 
 def open_builtin(name: str, cache_dir: Path, *, log: Callable[[str], None]) -> str:
-    """The folder of a built-in model, made if it must be; any other name as it is."""
+    """Return the folder of a built-in model, which is made if needed. Any other name is returned as it is."""
     if name not in RECIPES:
         return name
     return str(ensure_builtin_model(cache_dir, log=log, recipe=RECIPES[name]))
@@ -110,13 +111,15 @@ def ensure_builtin_model(
     threads: int = 1,
     recipe: Recipe | None = None,
 ) -> Path:
-    """The folder of the built-in model in Hugging Face format; trains it first unless it is cached.
+    """Return the folder of a built-in model in Hugging Face format, and train the model first if it is not
+    cached.
 
-    One thread by default: its matrices are so small that a second one gains little on a free machine and
-    loses much on a busy one.
+    One thread is the default: the model's matrices are so small that a second one gains little on an idle
+    machine and loses much on a busy one.
 
-    Safe against races and crashes: the model is made in a temporary folder beside its final place and
-    moved there whole. Of two processes that make it at once, the first to finish wins."""
+    It is safe against races and crashes: the model is made in a temporary folder beside its final path and
+    moved there whole. Of two processes that make it at once, the first to finish wins.
+    """
     recipe = recipe or Recipe()
     folder = cache_dir / f"arithmetic-{recipe.key()}"
     if is_complete(folder):
@@ -145,7 +148,7 @@ def _teach(recipe: Recipe, making: Path, folder: Path, *, log: Callable[[str], N
 
 
 def is_complete(folder: Path) -> bool:
-    """Whether every file that the manifest lists is there at its full size."""
+    """Return whether every file that the manifest lists is there at its full size."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text())
         sizes: dict[str, int] = manifest["sizes"]
@@ -161,7 +164,7 @@ def _write_manifest(folder: Path, recipe: Recipe) -> None:
 
 
 def _move_into_place(making: Path, folder: Path) -> Path:
-    """Rename `making` to `folder`. A rival's complete folder is kept; a broken one is put aside first."""
+    """Rename `making` to `folder`. Another process's complete folder is kept; a broken one is moved away first."""
     if folder.exists() and not is_complete(folder):
         broken = Path(tempfile.mkdtemp(prefix=f".broken-{folder.name}-", dir=folder.parent))
         os.rename(folder, broken / folder.name)

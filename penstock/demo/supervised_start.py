@@ -1,8 +1,7 @@
-"""The supervised start of the built-in model: problems, a noisy teacher, a short training loop.
+"""Trains the built-in model's supervised start: problems, a noisy teacher, a short training loop.
 
-The teacher's answers serve as inputs, its digit probabilities as targets: the model learns from the
-distribution that the noisy digits come from, which is the same lesson as the digits themselves with less
-variance, and so in fewer steps.
+The teacher's answers serve as inputs and its digit probabilities as targets. So the model learns from the
+distribution that the noisy digits come from: the same lesson with less variance, and so in fewer steps.
 """
 
 import time
@@ -25,17 +24,17 @@ NUM_DIGITS = 3
 
 
 class Batch(NamedTuple):
-    """Problems with the teacher's answers: B rows of prompt (P tokens) and answer (A tokens)."""
+    """Holds problems with the teacher's answers: B rows of prompt (P tokens) and answer (A tokens)."""
 
     token_ids_BL: torch.Tensor
     answer_BA: torch.Tensor
-    """The right answers, closed by eos."""
+    """The right answers, each ended by eos."""
     target_BAV: torch.Tensor
     """The teacher's probability of each token."""
 
 
 def train_and_save(recipe: Recipe, folder: Path, *, log: Callable[[str], None], threads: int) -> None:
-    """Train until the start is as unsure as the recipe asks, and write model and tokenizer."""
+    """Train until the model is as unreliable as the recipe asks, and write model and tokenizer."""
     pairs = training_pairs(recipe)
     with _torch_settings(threads):
         for attempt in range(recipe.attempts):
@@ -53,7 +52,7 @@ def train_and_save(recipe: Recipe, folder: Path, *, log: Callable[[str], None], 
 def save_quietly(model: Any, tokenizer: Any, folder: Path) -> None:
     from transformers.utils import logging
 
-    # A progress bar over one small file says nothing and breaks up the log.
+    # A progress bar over one small file is useless and breaks up the log.
     had_bars = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
@@ -65,7 +64,8 @@ def save_quietly(model: Any, tokenizer: Any, folder: Path) -> None:
 
 
 def make_tokenizer(recipe: Recipe) -> Any:
-    """One token a character; no bos token; padded with what no prompt and no answer holds."""
+    """Make a tokenizer with one token a character and no bos token. Its padding token occurs in no prompt or
+    answer."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -84,7 +84,7 @@ def make_tokenizer(recipe: Recipe) -> Any:
 
 
 def training_pairs(recipe: Recipe) -> torch.Tensor:
-    """Every (a, b) whose prompt is not held out."""
+    """Return every (a, b) whose prompt is not held out."""
     operands = range(recipe.low, recipe.high + 1)
     return torch.tensor([(a, b) for a in operands for b in operands if not recipe.holds_out(f"{a}+{b}=")])
 
@@ -108,7 +108,7 @@ def make_batch(pairs_B2: torch.Tensor, recipe: Recipe, generator: torch.Generato
 
 
 def exact_probability(model: nn.Module, pairs_B2: torch.Tensor, recipe: Recipe) -> float:
-    """The mean probability that a sampled answer is right: the product over its tokens, eos included."""
+    """Return the mean probability that a sampled answer is right: the product over its tokens, eos included."""
     generator = torch.Generator().manual_seed(0)
     clean = make_batch(pairs_B2, _without_noise(recipe), generator)
     with torch.no_grad():
@@ -117,7 +117,7 @@ def exact_probability(model: nn.Module, pairs_B2: torch.Tensor, recipe: Recipe) 
 
 
 def _train(recipe: Recipe, pairs: torch.Tensor, seed: int, log: Callable[[str], None]) -> tuple[Any, float]:
-    """Learn at the peak rate until adding is learnt, then settle. Also returns how often it is exact."""
+    """Train at the peak learning rate until the model can add, then settle. Also returns how often it is exact."""
     torch.manual_seed(seed)
     model = _new_model(recipe)
     generator = torch.Generator().manual_seed(seed)
@@ -146,7 +146,7 @@ def _train(recipe: Recipe, pairs: torch.Tensor, seed: int, log: Callable[[str], 
 
 
 class _Lesson:
-    """The model, its optimizer and the problems: one call is one supervised step."""
+    """Holds the model, its optimizer and the problems; each `take` is one supervised step."""
 
     def __init__(
         self, recipe: Recipe, model: nn.Module, pairs: torch.Tensor, generator: torch.Generator
@@ -219,7 +219,7 @@ def _without_noise(recipe: Recipe) -> Recipe:
 
 @contextmanager
 def _torch_settings(threads: int) -> Iterator[None]:
-    """Our number of threads and our random state, without leaving a trace in the caller's."""
+    """Use our number of threads and our random state, and restore the caller's afterwards."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:

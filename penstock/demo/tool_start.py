@@ -1,8 +1,9 @@
-"""The supervised start of `builtin-tools`: a tiny model that can chat and call a calculator, and seldom does.
+"""Trains the supervised start of `builtin-tools`: a tiny model that can chat and call a calculator, and seldom
+does.
 
-It can't add. Its teacher guesses most answers and calls the tool for some, writes a wrong digit now and then in
-the call as in what it repeats of the result. So there is something to learn: to call the tool, with the right
-numbers, and to say what came back.
+It can't add. Its teacher guesses most answers and calls the tool for some; it writes a wrong digit now and
+then, in the call as in what it repeats of the result. So there is something to learn: to call the tool, with
+the right numbers, and to say what came back.
 
     <|user|>214+387=<|end|><|assistant|>CALL 214 AND 387 CLOSE<|end|><|tool|>601<|end|><|assistant|>601<|end|>
 """
@@ -38,7 +39,7 @@ TEMPLATE = (
 def train_and_save_tools(
     recipe: ToolRecipe, folder: Path, *, log: Callable[[str], None], threads: int
 ) -> None:
-    """Teach for so many steps, and write model and tokenizer."""
+    """Train for the recipe's number of steps, and write model and tokenizer."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -51,7 +52,7 @@ def train_and_save_tools(
 
 
 def make_tool_tokenizer(recipe: ToolRecipe) -> Any:
-    """One token a character, and one for each fixed piece of a call."""
+    """Make a tokenizer with one token a character, and one for each fixed piece of a call."""
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -72,7 +73,8 @@ def make_tool_tokenizer(recipe: ToolRecipe) -> Any:
 
 
 def conversation(recipe: ToolRecipe, rng: random.Random) -> tuple[list[int], list[int]]:
-    """One example of the teacher's: token ids, and the same with all that is not the assistant's ignored."""
+    """Return the token ids of one example of the teacher's, and its targets: all but the assistant's tokens are
+    ignored."""
     a, b = _operands(recipe, rng)
     token_ids, targets = _ids([USER, *f"{a}+{b}=", END, ASSISTANT]), []
     targets = [IGNORED] * len(token_ids)
@@ -87,9 +89,9 @@ def conversation(recipe: ToolRecipe, rng: random.Random) -> tuple[list[int], lis
     written = [_noisy(str(number), recipe, rng) for number in (a, b)]
     say(CALL, *written[0], AND, *written[1], CLOSE)
     result = str(int(written[0]) + int(written[1]))
-    told = _ids([TOOL, *result, END, ASSISTANT])
-    token_ids += told
-    targets += [IGNORED] * len(told)
+    result_ids = _ids([TOOL, *result, END, ASSISTANT])
+    token_ids += result_ids
+    targets += [IGNORED] * len(result_ids)
     say(*_noisy(result, recipe, rng))
     return token_ids, targets
 
@@ -137,7 +139,7 @@ def _loss(model: nn.Module, rows: list[tuple[list[int], list[int]]]) -> torch.Te
 
 
 def _operands(recipe: ToolRecipe, rng: random.Random) -> tuple[int, int]:
-    """The operands of a problem that is not held out."""
+    """Draw the operands of a problem that is not held out."""
     while True:
         a, b = (rng.randint(recipe.low, recipe.high) for _ in range(2))
         if not recipe.holds_out(f"{a}+{b}="):
@@ -145,7 +147,7 @@ def _operands(recipe: ToolRecipe, rng: random.Random) -> tuple[int, int]:
 
 
 def _noisy(digits: str, recipe: ToolRecipe, rng: random.Random) -> str:
-    """No number begins with 0, which JSON would not have."""
+    """Replace some digits at random. No number begins with 0, which JSON forbids."""
     return "".join(
         str(rng.randint(0 if place else 1, 9)) if rng.random() < recipe.wrong_digit_share else digit
         for place, digit in enumerate(digits)

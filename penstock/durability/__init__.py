@@ -1,1 +1,1 @@
-"""What outlives a crash: the journal, checkpoints, and how a run recovers from them."""
+"""Keeps what must outlive a crash: the journal, checkpoints, and how a run recovers from them."""

@@ -1,10 +1,12 @@
-"""Copies of the blobs of journalled groups: the store that processes share goes with the run, these stay.
+"""Copies the blobs of journalled groups beside the journal, since the store that processes share is removed with
+the run.
 
     RUN/journal/blobs            of scored groups, one file each: on the disk before the record of their group
-    RUN/journal/partial-blobs    of groups under way: nobody waits for them
+    RUN/journal/partial-blobs    of groups under way: nothing waits for them
 
-Blobs of a scored group are in the order in which it refers to them: one write and one fsync a group. Those of a
-group under way are never synced: checksums tell a copy that a crash cut off, and what has none is made again.
+The blobs of a scored group are in the order in which the group refers to them: one write and one fsync a
+group. Those of a group under way are never synced. Checksums detect a copy that a crash cut off, and what has
+no copy is generated again.
 """
 
 import asyncio
@@ -23,7 +25,7 @@ from penstock.safe_files import replace_private, sync_path
 
 
 class BlobCopies:
-    """Of the blobs in the store of this run, in folders beside the journal."""
+    """Copies blobs from the store of this run into folders beside the journal, and back."""
 
     def __init__(self, folder: Path, store: BlobStore, in_thread: Runner = asyncio.to_thread) -> None:
         self._folder = folder / "blobs"
@@ -32,11 +34,14 @@ class BlobCopies:
         self._in_thread = in_thread
         self._working: set[asyncio.Future[None]] = set()
         self._has_partial: set[int] = set()
-        """Groups under way of which something was copied."""
+        """Groups under way with copied blobs."""
 
     def keep(self, group: Group) -> None:
-        """Durable when this returns. `BlobLost` when one is not in the store; `OSError` when the disk does not take
-        it, and then nothing is left of the try."""
+        """Copy the blobs of a scored group; they are durable when this returns.
+
+        `BlobLost` when one is not in the store; `OSError` when the disk does not take them, and then no part
+        of them is left.
+        """
         refs = list(refs_of(group))
         if refs:
             self._folder.mkdir(mode=0o700, exist_ok=True)
@@ -45,7 +50,7 @@ class BlobCopies:
             sync_path(self._folder)
 
     def bring_back(self, group: Group) -> None:
-        """Into the store of this run, under the same keys. `BlobLost` when one is gone."""
+        """Put a group's blobs back into the store of this run, under the same keys. `BlobLost` when one is gone."""
         refs = list(refs_of(group))
         if not refs:
             return
@@ -57,32 +62,33 @@ class BlobCopies:
             raise BlobLost(f"the blobs of group {group.number} can't be read: {error}") from error
 
     def keep_soon(self, number: int, refs: Iterable[BlobRef]) -> None:
-        """Those of a group under way."""
+        """Begin to copy blobs of a group under way."""
         wanted = list(refs)
         if wanted:
             self._has_partial.add(number)
             self._begin(functools.partial(self._keep_partial, wanted))
 
     def bring_back_partial(self, number: int, refs: Iterable[BlobRef]) -> None:
-        """The same of a group that was running. `BlobLost` when one is gone, or was cut off."""
+        """Put blobs of a group that was under way back into the store. `BlobLost` when one is gone or was cut
+        off."""
         for ref in refs:
             self._has_partial.add(number)
             self._store.put(ref.key, self._partial.get(ref))
 
     def group_ended(self, number: int) -> None:
-        """It runs no more: a scored group has copies of its own."""
+        """Delete the partial copies of a group that ended. A scored group has copies of its own."""
         if number in self._has_partial:
             self._has_partial.discard(number)
             self._begin(functools.partial(self._partial.delete, group_scope(number)))
 
     def delete_soon(self, numbers: Iterable[int]) -> None:
-        """Nobody will train on these groups again."""
+        """Begin to delete the copies of groups that no step will train on again."""
         gone = list(numbers)
         if gone:
             self._begin(functools.partial(self._delete, gone))
 
     async def close(self) -> None:
-        """Wait for what was begun."""
+        """Wait for the copies and deletions that were begun."""
         await asyncio.gather(*self._working, return_exceptions=True)
 
     def _keep_partial(self, refs: Iterable[BlobRef]) -> None:

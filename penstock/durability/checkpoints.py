@@ -1,13 +1,13 @@
-"""Checkpoints of a run: what they hold, where they are, and when they are written.
+"""Writes and reads checkpoints of a run: what they hold, where they are, and when they are written.
 
-    RUN/checkpoints/step-N/progress.json    steps, versions, place in the tasks (the controller's part)
+    RUN/checkpoints/step-N/progress.json    steps, versions, position in the tasks (the controller's part)
                            trainer/         optimizer, schedule, random numbers (`checkpoint/state_files.py`)
                            model/           the weights of step N in Hugging Face format
 
-A checkpoint is of the moment between two steps. The trainer copies its state then, and writes it beside the next
-steps, into a folder without a name; it gets its name when all of it is on the disk. So each one that is found is
-whole, and nothing counts on one before that. Groups that are not trained yet are in the journal. Their tasks are
-here too, and come again in a run without one.
+A checkpoint is taken between two steps. The trainer copies its state then, and writes it beside the next
+steps into a hidden folder, which gets its name when all of it is on the disk. So each checkpoint that is
+found is complete, and nothing relies on one before that. Groups that are not trained yet are in the journal.
+A checkpoint also holds their tasks, which a run without a journal takes again.
 """
 
 import math
@@ -44,28 +44,28 @@ from penstock.tasks.stream import StreamState, TaskStream
 from penstock.trainer.trainer_start import TRAINER_STATE
 
 FORMAT = 1
-"""Of checkpoints. Other numbers are refused."""
+"""The format of checkpoints. Other numbers are refused."""
 BEGINNING = "beginning"
-"""The folder of a run with the progress of its step 0: what it goes on from before its first checkpoint."""
+"""The folder with a run's progress at step 0, from which it resumes before its first checkpoint."""
 
 Part = Literal["reward", "workflow", "tasks"]
 
 
 class Progress(Record, frozen=True, kw_only=True):
-    """How far a run has come."""
+    """A `Progress` is how far a run has come."""
 
     format: int = FORMAT
     run: str = ""
-    """Whose checkpoint it is (`RunFacts.id`)."""
+    """The run that it belongs to (`RunFacts.id`)."""
     step: Annotated[int, msgspec.Meta(ge=0)]
     max_staleness: int
     """The bound in force, which the closed loop may have changed."""
     num_admitted: int
     history: HistoryState
     consumed: tuple[tuple[int, int], ...] = ()
-    """The groups that its weights were trained on, as spans: (first, last). An audit needs no journal."""
+    """The groups that its weights were trained on, as spans (first, last), so that an audit needs no journal."""
     tasks: StreamState
-    """With the tasks of the groups that were under way put back."""
+    """The position in the tasks, with the tasks of groups under way put back."""
     heldout: tuple[tuple[int, float | None], ...] = ()
     """(step, mean held-out reward) of every evaluation so far; None where nothing could be scored."""
     only_in_python: tuple[Part, ...] = ()
@@ -76,7 +76,7 @@ class Progress(Record, frozen=True, kw_only=True):
         return tuple((step, math.nan if reward is None else reward) for step, reward in self.heldout)
 
     def resume(self, config: PenstockConfig) -> Resume:
-        """For a controller that has nothing under way."""
+        """Return the state of a controller that resumes with nothing under way."""
         staleness = config.staleness
         gate = GateState(
             step=self.step,
@@ -111,7 +111,8 @@ def read_progress(checkpoint: Path) -> Progress:
 
 
 def write_beginning(run: Path, tasks: TaskStream, bound: int, only_in_python: tuple[Part, ...]) -> None:
-    """So that a run can go on that is stopped before its first checkpoint. Its weights are those of its model."""
+    """Save step 0, so that a run can resume that is stopped before its first checkpoint. Its weights are those
+    of its model."""
     progress = Progress(
         run=read_facts(run).id,
         step=0,
@@ -127,7 +128,7 @@ def write_beginning(run: Path, tasks: TaskStream, bound: int, only_in_python: tu
 
 
 def open_checkpoint(checkpoint: Path) -> Progress:
-    """Of a checkpoint that is as it was written: in all of its files, of its step, and of its run."""
+    """Read the progress of a checkpoint, and refuse one with damaged files, or one of another step or run."""
     check_files(checkpoint, closed=TRAINER_STATE)
     progress, run = read_progress(checkpoint), checkpoint.parent.parent
     if checkpoint.name != f"step-{progress.step}":
@@ -138,13 +139,16 @@ def open_checkpoint(checkpoint: Path) -> Progress:
 
 
 def newest_whole(run: Path, say: Callable[[str], None]) -> tuple[Path, Progress] | None:
-    """The newest checkpoint that is as it was written; of damaged ones behind it is said what is wrong. None where
-    there are no checkpoints yet."""
+    """Return the newest checkpoint that is undamaged, and log the damaged ones; None where there are no
+    checkpoints yet.
+
+    `UserError` when all of them are damaged.
+    """
     first: UserError | OSError | None = None
     for path in reversed(checkpoints_of(run).values()):
         try:
             return path, open_checkpoint(path)
-        except (UserError, OSError) as error:  # a disk may also fail to say what is there
+        except (UserError, OSError) as error:  # a disk may also fail to read
             say(f"{error}; the run goes back to the checkpoint before {path.name}")
             first = first or error
     if first is None:
@@ -156,7 +160,7 @@ def newest_whole(run: Path, say: Callable[[str], None]) -> tuple[Path, Progress]
 
 
 class CheckpointingTrainer(Protocol):
-    """The part of `penstock.records.interfaces.Trainer` that is needed here."""
+    """A `CheckpointingTrainer` is the part of `penstock.records.interfaces.Trainer` that checkpoints need."""
 
     async def checkpoint(self, folder: str, files: dict[str, bytes], remove: Sequence[str] = ()) -> None: ...
 
@@ -164,8 +168,10 @@ class CheckpointingTrainer(Protocol):
 
 
 class Checkpoints:
-    """Has the checkpoints of one run written, one at a time, and keeps the last few and the best. One that can't be
-    written is told and costs nothing but itself."""
+    """Has the checkpoints of one run written, one at a time, and keeps the last few and the best.
+
+    A checkpoint that can't be written is logged; the run continues without it.
+    """
 
     def __init__(
         self,
@@ -180,8 +186,8 @@ class Checkpoints:
         only_in_python: tuple[Part, ...] = (),
         log: GroupLog | None = None,
     ) -> None:
-        """The `log` must reach as far as the checkpoints that it goes with. It is told the step of the oldest one
-        that a run may go on from, whenever one is on the disk."""
+        """The `log` is made durable before each checkpoint. After one is on the disk, the log gets the step of
+        the oldest checkpoint that a run may resume from."""
         self._log: GroupLog = log or NoGroupLog()
         self._run = run
         self._id = read_facts(run).id
@@ -193,14 +199,15 @@ class Checkpoints:
         self._heldout = heldout
         self._only_in_python = only_in_python
         self._last = max(checkpoints_of(run), default=0)
-        """The step of the one that was begun last."""
+        """The step of the checkpoint that was begun last."""
         self._is_writing = False
         self._rewards: dict[int, float] = {}
-        """Of evaluations that have ended, by the step at which they began."""
+        """The rewards of evaluations that have ended, by the step at which they began."""
         self._evaluating: set[int] = set()
 
     def is_due(self, step: int) -> bool:
-        """While one is written no other is begun: it comes when that is done."""
+        """Return whether a checkpoint is due. While one is being written it is not; the next one is due after
+        that."""
         if self._every == 0 or step // self._every <= self._last // self._every:
             return False
         if self._is_writing and step % self._every == 0:
@@ -209,10 +216,10 @@ class Checkpoints:
             )
         return not self._is_writing
 
-    async def begin(self, stand: Resume) -> None:
-        """Take the checkpoint of this moment, between two steps. Whoever begins one settles it."""
-        step = self._last = stand.gate.step
-        progress = msgspec.json.encode(self._progress(stand))
+    async def begin(self, point: Resume) -> None:
+        """Take the checkpoint of this moment, between two steps. The caller must `settle` it."""
+        step = self._last = point.gate.step
+        progress = msgspec.json.encode(self._progress(point))
         await self._log.durable()
         found, rewards = checkpoints_of(self._run), rewards_of(self._run)
         old = superfluous(found, step=step, keep=self._keep, rewards=rewards, evaluating=self._evaluating)
@@ -227,7 +234,7 @@ class Checkpoints:
             self._is_writing = True
 
     async def settle(self) -> None:
-        """Wait until the one that was begun is durable, and tell who depends on it."""
+        """Wait until the checkpoint that was begun is durable, and report it to the log."""
         if not self._is_writing:
             return
         step = self._last
@@ -252,19 +259,18 @@ class Checkpoints:
         await self._log.append(CheckpointKept(step=min(list(checkpoints_of(self._run))[-self._keep :])))
 
     def rolled_back(self, step: int) -> None:
-        """Steps after this one are undone, and so is a checkpoint of them that was not durable."""
+        """Note that steps after this one are undone, and with them a checkpoint that was not durable yet."""
         self._last = step
 
-    async def write(self, stand: Resume) -> None:
-        """Begin one, and wait until it is durable."""
-        await self.begin(stand)
+    async def write(self, point: Resume) -> None:
+        await self.begin(point)
         await self.settle()
 
-    async def write_last(self, stand: Resume) -> None:
-        """At the end of a run that has checkpoints: it can be resumed with more steps."""
-        step = stand.gate.step
+    async def write_last(self, point: Resume) -> None:
+        """Write a checkpoint at the end of a run, if it has checkpoints, so that it can resume with more steps."""
+        step = point.gate.step
         if self._every > 0 and step > 0 and step not in checkpoints_of(self._run):
-            await self.write(stand)
+            await self.write(point)
 
     def evaluation_began(self, step: int) -> None:
         self._evaluating.add(step)
@@ -275,7 +281,7 @@ class Checkpoints:
         self._keep_reward(step)
 
     def _keep_reward(self, step: int) -> None:
-        """Whichever comes last, the checkpoint or its evaluation."""
+        """Save the held-out reward once both the checkpoint and its evaluation are there, in whichever order."""
         if step not in self._rewards or step not in checkpoints_of(self._run):
             return
         try:
@@ -291,20 +297,20 @@ class Checkpoints:
 
     def _tell_failure(self, step: int, error: Exception) -> None:
         events = self._events
-        events.log(f"the checkpoint of step {step} could not be written: {error}; the run goes on")
+        events.log(f"the checkpoint of step {step} could not be written: {error}; the run continues")
         events.emit(CheckpointEvent(process=events.process, time=events.now(), step=step, failure=str(error)))
 
-    def _progress(self, stand: Resume) -> Progress:
-        gate = stand.gate
+    def _progress(self, point: Resume) -> Progress:
+        gate = point.gate
         tickets = [*(group.ticket for group in gate.ready), *gate.running]
-        under_way = [stand.task_ids[number] for number in sorted(ticket.number for ticket in tickets)]
+        under_way = [point.task_ids[number] for number in sorted(ticket.number for ticket in tickets)]
         place = self._tasks.state()
         return Progress(
             run=self._id,
             step=gate.step,
             max_staleness=gate.max_staleness,
             num_admitted=gate.num_admitted,
-            history=stand.history,
+            history=point.history,
             consumed=gate.consumed,
             tasks=msgspec.structs.replace(place, returned=(*under_way, *place.returned)),
             heldout=tuple(self._heldout()),

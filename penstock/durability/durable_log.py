@@ -1,6 +1,6 @@
-"""A group log that survives crashes: a journal behind the port of `group_log`.
+"""Keeps the group log on a disk, so that it survives crashes: a journal behind the protocol of `group_log`.
 
-    open: replay the journal ─► attempts (what to go on with) ─► records are appended, each durable when awaited
+    open: replay the journal ─► attempts (what to resume with) ─► records are appended, each durable when awaited
 
 Illegal transitions are refused before they reach the journal, so the journal never holds one.
 """
@@ -42,14 +42,15 @@ from penstock.records.interfaces import BlobStore
 
 FOLDER = "journal"
 PROGRESS_S = 2.0
-"""Between two records of work under way."""
+"""Seconds between two records of work under way."""
 
 
 class DurableGroupLog:
-    """`GroupLog` on a journal. Some of `attempts` may not be durable yet.
+    """Implements `GroupLog` on a journal. Some of `attempts` may not be durable yet.
 
-    A record that was appended is in the journal's line. Only what somebody may count on waits for the disk: a
-    scored group for itself, a step for the version of its weights, a checkpoint for everything before it."""
+    An appended record is queued for the journal. Only what another part relies on waits for the disk: a
+    scored group for itself, a step for the version of its weights, a checkpoint for everything before it.
+    """
 
     def __init__(
         self,
@@ -82,15 +83,15 @@ class DurableGroupLog:
         self._before = self._after = attempts.standing
         """The standing before and after the commit that is being written."""
         self._issued = 0
-        """The place of the newest version."""
+        """The position of the newest version's record in the journal."""
 
-    def append(self, record: AttemptRecord, *, hurry: bool = False) -> Awaitable[None]:
-        """What each kind of record waits for."""
+    def append(self, record: AttemptRecord, *, urgent: bool = False) -> Awaitable[None]:
+        """Append a record. What to await depends on its kind."""
         match record:
             case WorkProgressed():
                 return self._progress(record)
             case GroupScored():
-                return self._append_scored(record, hurry)
+                return self._append_scored(record, urgent)
         place = self._push(record)
         match record:
             case GroupAdmitted():
@@ -118,14 +119,17 @@ class DurableGroupLog:
         await self.journal.durable()
 
     async def close(self) -> None:
-        """Work under way is not recorded any more."""
+        """Stop recording work under way, and wait for copies of blobs."""
         self._work.close()
         if self.copies is not None:
             await self.copies.close()
 
     def _progress(self, record: WorkProgressed) -> Awaitable[None]:
-        """Gathered with what comes in the next seconds. A call must not be made again: what it gave is on the disk
-        when it returns, with the turns before it."""
+        """Gather work under way into the next record.
+
+        A call must not be made again after a crash, so its answer is on the disk when this returns, with the
+        turns before it.
+        """
         self._work.add(record)
         if not record.calls:
             return DONE
@@ -133,18 +137,18 @@ class DurableGroupLog:
             self._work.keep_now(number)
         return self.journal.durable(soon=True)
 
-    async def _append_scored(self, record: GroupScored, hurry: bool) -> None:
-        """Its blobs are on the disk before its record. Unless in a hurry it waits a moment for others to share the
-        commit."""
+    async def _append_scored(self, record: GroupScored, urgent: bool) -> None:
+        """Append a scored group, after its blobs are on the disk. Unless in a urgent, it waits a moment for other
+        records to share the commit."""
         if self.copies is not None and any(refs_of(record.scored.group)):
             keep = functools.partial(self.copies.keep, record.scored.group)
             await self._room.patiently(functools.partial(self._in_thread, keep))
         place = self._push(record)
         self._runs_no_more(record.number)
-        await self.journal.durable(place, soon=not hurry)
+        await self.journal.durable(place, soon=not urgent)
 
     async def _let_segments_go(self, step: int, place: int) -> None:
-        """No run will go on from before this step: segments that only earlier ones needed go."""
+        """Remove segments that only earlier steps needed: no run will resume from before `step`."""
         await self.journal.durable(place)
         over = [number for number, one in self.attempts.by_number.items() if one.is_over(step)]
         pending = {number for record in self.journal.not_durable() for number in groups_of(record)}
@@ -161,7 +165,8 @@ class DurableGroupLog:
             self.copies.group_ended(number)
 
     def _push_work(self, record: WorkProgressed) -> None:
-        """Blobs are copied with the record: those of turns whose episode ends before it are copied with that."""
+        """Push a record of work under way, and copy its blobs. Turns whose episode has already ended are copied
+        with the episode's record."""
         for part in record.turns:
             if self.copies is not None:
                 self.copies.keep_soon(part.group, blobs_of([part]))
@@ -172,7 +177,6 @@ class DurableGroupLog:
         return self.journal.push(record)
 
     def _encode(self, records: Sequence[AttemptRecord]) -> list[bytes]:
-        """All that was pushed so far, for one commit."""
         self._before, self._after = self._after, self.attempts.standing
         return encode_commit(records)
 
@@ -183,7 +187,7 @@ class DurableGroupLog:
 
 
 def read_attempts(files: JournalFiles, *, keeps_content: bool = True) -> Attempts:
-    """The attempts of a journal that nobody changes by reading it."""
+    """Read the attempts of a journal without changing it."""
     _, state = read_base(files)
     attempts = Attempts(None if state is None else decode(state, Forgotten), keeps_content=keeps_content)
 
@@ -206,7 +210,7 @@ async def open_log(
     retry_s: float = RETRY_S,
     in_thread: Runner | None = None,
 ) -> AsyncIterator[DurableGroupLog]:
-    """The log of a run, its earlier records read. Leaving waits until all is durable."""
+    """Open the log of a run with its earlier records. Leaving the block waits until all is durable."""
     with closing(DiskFiles(folder)) as on_disk, _writing_threads() as threads:
         files = files if files is not None else on_disk
         runner = in_thread or threads
@@ -251,8 +255,8 @@ async def open_log(
 
 @contextmanager
 def _writing_threads() -> Iterator[Runner]:
-    """A run whose other threads are all busy still gets its records on the disk. One thread writes the journal, the
-    other copies blobs."""
+    """Provide one thread that writes the journal and one that copies blobs, so that records reach the disk even
+    if all other threads are busy."""
     with ThreadPoolExecutor(max_workers=2, thread_name_prefix="journal") as pool:
 
         async def run(work: Callable[[], None]) -> None:

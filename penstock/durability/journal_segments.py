@@ -1,7 +1,7 @@
-"""Which segments of the journal a run may still go on from, and what stands for those that it may not.
+"""Tracks which segments of the journal a run may still resume from, and what replaces those that it may not.
 
-A segment goes when every group that begins in it is over for every checkpoint that is left. Later segments may
-speak of such a group, so its number is remembered until the last of them has gone too.
+A segment is removed when every group that begins in it is over for every remaining checkpoint. Later segments
+may mention such a group, so its number is remembered until the last of them has been removed too.
 """
 
 from collections.abc import Collection, Sequence
@@ -11,7 +11,7 @@ from penstock.loop.attempts import Attempts, Forgotten
 
 
 class JournalSegments:
-    """Where the journal speaks of each attempt. Counts what is on the disk, and nothing before it is there."""
+    """Tracks which segments mention each attempt. Only records on the disk count."""
 
     def __init__(self, attempts: Attempts, first: int) -> None:
         """`first` is the first segment that the journal still has."""
@@ -22,10 +22,10 @@ class JournalSegments:
         """The standing at the beginning of every segment."""
         self._first: dict[int, int] = {}
         self._last: dict[int, int] = {}
-        """By the number of a group, the first and the last segment that speak of it."""
+        """The first and the last segment that mention a group, by its number."""
 
     def written(self, records: Sequence[AttemptRecord], segment: int, before: Standing) -> None:
-        """These records are in a segment now; `before` is the standing that they came after."""
+        """Note that records are in a segment now; `before` is the standing that they came after."""
         self._current = segment
         self._starts.setdefault(segment, before)
         for record in records:
@@ -35,9 +35,12 @@ class JournalSegments:
                     self._last[number] = segment
 
     def forget_before(self, step: int, pending: Collection[int]) -> tuple[int, Forgotten] | None:
-        """The first segment that is still needed when no run goes on from before `step`, and what stands for those
-        before it; None when none can go. Groups that begin before it are only counted from now on. `pending` are
-        groups of which a record is not on the disk yet: a crash may still make them what they were."""
+        """Forget the segments that no run needs if none resumes from before `step`.
+
+        Returns the first segment that is still needed, and what replaces those before it; None when none can
+        be removed. Groups that begin before it are only counted from now on. `pending` are groups with a
+        record that is not on the disk yet: a crash may still return them to their earlier state.
+        """
         attempts = self._attempts.by_number
         needed = [
             self._first[number]

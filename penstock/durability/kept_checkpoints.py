@@ -1,7 +1,7 @@
-"""Which checkpoints of a run are kept: the last few, and the one with the highest held-out reward.
+"""Decides which checkpoints of a run are kept: the last few, and the one with the highest held-out reward.
 
     RUN/checkpoints/step-N/heldout.json    its held-out reward, once it is known
-                    latest, best           links to one of them each
+                    latest, best           a link to one checkpoint each
 
 A reward belongs to a checkpoint when the evaluation began at its step.
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from penstock.safe_files import replace_link, write_private
+from penstock.safe_files import OLD, replace_link, write_private
 from penstock.trainer.trainer_start import LATEST, MODEL
 
 FOLDER = "checkpoints"
@@ -23,7 +23,7 @@ PROGRESS = "progress.json"
 HELDOUT = "heldout.json"
 BEST = "best"
 UNDONE = "undone"
-"""The folder of a run with checkpoints that it went back before."""
+"""The folder of a run with checkpoints of undone steps."""
 _NAME = re.compile(r"step-(\d+)")
 
 
@@ -32,7 +32,7 @@ class HeldoutReward(msgspec.Struct, frozen=True):
 
 
 def checkpoints_of(run: Path) -> dict[int, Path]:
-    """The checkpoints of a run by step, oldest first. Each got its name when it was whole."""
+    """Return the checkpoints of a run by step, oldest first. Each got its name when it was complete."""
     found = {}
     for path in (run / FOLDER).glob("step-*"):
         named = _NAME.fullmatch(path.name)
@@ -42,8 +42,10 @@ def checkpoints_of(run: Path) -> dict[int, Path]:
 
 
 def sweep_unfinished(run: Path) -> None:
-    """Remove what a run that was killed left while it saved its model, or wrote or removed a checkpoint, and let
-    the links name what is there."""
+    """Remove what a killed run left half written or half removed, a model or a checkpoint, and repair the links."""
+    for old in run.glob(f".{MODEL}.*/{OLD}"):
+        if not (run / MODEL).exists():  # killed after the old model had made way for the new one
+            old.rename(run / MODEL)
     for path in (*(run / FOLDER).glob(".*"), *run.glob(f".{MODEL}.*")):
         if path.is_symlink():
             path.unlink()
@@ -60,8 +62,10 @@ def sweep_unfinished(run: Path) -> None:
 
 
 def put_aside_past(run: Path, step: int) -> list[int]:
-    """Checkpoints of later steps are of a history that is given up: they go to `undone`, the last first, so that a
-    crash leaves none behind a gap."""
+    """Move checkpoints of later steps to `undone`, since their history is given up. Return their steps.
+
+    The last one goes first, so that a crash leaves no gap.
+    """
     later = [number for number in checkpoints_of(run) if number > step]
     for number in reversed(later):
         path = checkpoints_of(run)[number]
@@ -73,13 +77,13 @@ def put_aside_past(run: Path, step: int) -> list[int]:
 
 
 def keep_reward(checkpoint: Path, reward: float) -> None:
-    """Keep a reward with the checkpoint that it is of. One that could not be measured is none."""
+    """Save a reward with its checkpoint. A reward that could not be measured is not saved."""
     if math.isfinite(reward):
         write_private(checkpoint / HELDOUT, msgspec.json.encode(HeldoutReward(reward)).decode())
 
 
 def rewards_of(run: Path) -> dict[int, float]:
-    """Held-out rewards of the checkpoints that were evaluated, by step."""
+    """Return the held-out rewards of the checkpoints that were evaluated, by step."""
     rewards = {}
     for step, path in checkpoints_of(run).items():
         with contextlib.suppress(OSError, msgspec.MsgspecError):  # not evaluated, or being removed
@@ -89,7 +93,7 @@ def rewards_of(run: Path) -> dict[int, float]:
 
 
 def best_of(rewards: Mapping[int, float]) -> int | None:
-    """The step with the highest reward, the last of several; None without any."""
+    """Return the step with the highest reward, the last of several; None without any."""
     return max(rewards, key=lambda step: (rewards[step], step), default=None)
 
 
@@ -102,8 +106,11 @@ def point_to_best(run: Path) -> None:
 def superfluous(
     found: Collection[int], *, step: int, keep: int, rewards: Mapping[int, float], evaluating: Collection[int]
 ) -> list[int]:
-    """Checkpoints that go when the one of `step` is there. Those of later steps are of a history that was given up.
-    One that is being evaluated may turn out to be the best."""
+    """Return the checkpoints to remove once that of `step` exists, among them those of later steps, whose
+    history was given up.
+
+    A checkpoint that is being evaluated may turn out to be the best, so it stays.
+    """
     older = sorted(number for number in found if number < step)
     kept = {*older[max(0, len(older) - keep + 1) :], *evaluating}
     best = best_of({number: reward for number, reward in rewards.items() if number <= step})

@@ -1,10 +1,10 @@
-"""What groups under way have done since the last record of it, gathered so that one record holds much.
+"""Gathers what groups under way have done since the last record of it, so that one record holds much.
 
     chunks, calls, scores ─► pending ─► every few seconds one `WorkProgressed`, of one group when it asks
                                 └► dropped, where their episode or group has ended meanwhile
 
-A short answer ends before a record of it is due: then the record of its episode or group says all. So this costs a
-run of short answers nothing, and one of long answers a few bytes a token.
+A short answer ends before a record of it is due; then the record of its episode or group holds it. So this
+costs nothing in a run of short answers, and a few bytes a token in one of long answers.
 """
 
 import asyncio
@@ -16,12 +16,12 @@ import msgspec
 from penstock.records import CallAnswer, Chunk, EpisodeScore, Score, TurnPart, WorkProgressed, joined_chunk
 
 Place = tuple[int, int]
-"""An episode of a group, and its turn or call."""
+"""The number of an episode, and that of its turn or call."""
 
 
 @dataclass(slots=True)
 class _Group:
-    """What is in no record yet."""
+    """Holds what no record has yet."""
 
     turns: dict[Place, list[TurnPart]] = field(default_factory=dict)
     calls: dict[Place, CallAnswer] = field(default_factory=dict)
@@ -29,7 +29,7 @@ class _Group:
 
 
 class PendingWork:
-    """Gives `keep` one record at most every `every_s` seconds."""
+    """Passes `keep` one record at most every `every_s` seconds."""
 
     def __init__(self, keep: Callable[[WorkProgressed], object], *, every_s: float) -> None:
         self._keep = keep
@@ -38,7 +38,7 @@ class PendingWork:
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, work: WorkProgressed) -> None:
-        """The next of what groups have done. A turn that begins at 0 begins anew."""
+        """Add what groups have done since the last call. A turn that begins at 0 replaces its earlier parts."""
         for part in work.turns:
             pending, place = self._of(part.group).turns, (part.episode, part.turn)
             if part.start == 0:
@@ -51,24 +51,23 @@ class PendingWork:
             self._of(one.group).scores[one.episode] = one.score
 
     def episode_ended(self, group: int, episode: int) -> None:
-        """It is in a record of its own."""
+        """Drop the work of an episode that has a record of its own."""
         pending = self._groups.get(group)
         if pending is not None:
             pending.turns = {place: parts for place, parts in pending.turns.items() if place[0] != episode}
             pending.calls = {place: call for place, call in pending.calls.items() if place[0] != episode}
 
     def group_ended(self, group: int) -> None:
-        """It is scored as a whole, or dropped."""
+        """Drop the work of a group that is scored as a whole, or dropped."""
         self._groups.pop(group, None)
 
     def keep_now(self, group: int) -> None:
-        """What a group has done goes into a record of its own."""
+        """Record at once what a group has done."""
         pending = self._groups.pop(group, None)
         if pending is not None:
             self._record({group: pending})
 
     def close(self) -> None:
-        """Nothing more is recorded."""
         if self._timer is not None:
             self._timer.cancel()
 
@@ -97,7 +96,7 @@ class PendingWork:
 
 
 def _joined(parts: Sequence[TurnPart]) -> Iterator[TurnPart]:
-    """Parts of one turn as few: what refers to recorded data ends one."""
+    """Join the parts of a turn into as few as possible. A part with a reference to recorded data ends one."""
     first, chunks = parts[0], list[Chunk]()
     for part in parts:
         first = first if chunks else part

@@ -1,7 +1,7 @@
-"""From a journal and a checkpoint to where a controller goes on.
+"""Recovers a controller's state from a journal and a checkpoint.
 
-Groups that were finished go back to the buffer, not to the engines; those that undone steps had trained are first.
-Groups that were running are generated on under their old numbers, and their finished episodes are kept.
+Finished groups go back to the buffer, not to the engines; those that undone steps had trained come first.
+Groups that were running continue under their old numbers, and keep their finished episodes.
 """
 
 import asyncio
@@ -29,8 +29,11 @@ from penstock.tasks.stream import TaskStream
 
 
 def put_aside_other_history(folder: Path, step: int | None) -> Path | None:
-    """Rename a journal that does not reach `step`, since the run went on without it, or that has let go of groups
-    which a run needs that goes on from there. None renames any. Returns what it is called now."""
+    """Rename a journal that does not fit a run that resumes from `step`, and return its new path.
+
+    Either it does not reach `step`, since the run continued without it, or it has removed groups that are
+    needed there. With `step` None, any journal is renamed.
+    """
     if not folder.exists():
         return None
     if step is not None:
@@ -44,7 +47,8 @@ def put_aside_other_history(folder: Path, step: int | None) -> Path | None:
 async def recover(
     log: DurableGroupLog, progress: Progress, config: PenstockConfig, tasks: TaskStream
 ) -> Resume:
-    """Where the run goes on, with `tasks` at their place. The journal is told first that it does."""
+    """Return the state to resume from, and move `tasks` to their position. The journal first records that the
+    run resumes."""
     tasks.restore(progress.tasks)
     plain = progress.resume(config)
     attempts = log.attempts
@@ -71,13 +75,13 @@ async def recover(
         partial={number: _partial(one, log) for number, one in running.items()},
         lost=back.lost,
     )
-    attempts.let_go()
+    attempts.forget_contents()
     return resume
 
 
 @dataclass(frozen=True, slots=True)
 class UndoneGroups:
-    """Reads from the journal of a run which groups were trained by steps that are undone."""
+    """Reads from the journal of a run which groups the undone steps had trained."""
 
     log: DurableGroupLog
     run: Path
@@ -85,8 +89,10 @@ class UndoneGroups:
     tasks: TaskStream
 
     async def after(self, step: int) -> BroughtBack:
-        """The groups that steps after `step` have trained on: a trainer has gone back to `step`, and the journal is
-        told first."""
+        """Return the groups that steps after `step` have trained, when a trainer has gone back to `step`.
+
+        The journal first records the rollback.
+        """
         await self.log.durable()
         attempts = await asyncio.to_thread(read_attempts, DiskFiles(self.run / FOLDER))
         await self.log.append(RunResumed(step=step, num_again=self.log.attempts.num_again(step)))
@@ -105,8 +111,11 @@ def _bring_back(
     config: PenstockConfig,
     tasks: TaskStream,
 ) -> BroughtBack:
-    """Finished groups, with their blobs. One without a token to train on was about to be dropped when the run
-    ended; one whose blobs are gone is lost."""
+    """Return finished groups with their blobs.
+
+    A group without a token to train on was about to be dropped when the run ended; one whose blobs are gone
+    is lost.
+    """
     ready, lost = list[ReadyGroup](), list[LostGroup]()
     for attempt in attempts:
         group = _ready(attempt, history, config, tasks)
@@ -128,7 +137,7 @@ def _bring_back(
 def _ready(
     attempt: Attempt, history: VersionHistory, config: PenstockConfig, tasks: TaskStream
 ) -> ReadyGroup | None:
-    """As the buffer had it; None without a token to train on."""
+    """Return the group as the buffer had it; None without a token to train on."""
     assert attempt.scored is not None, "a group that may be trained keeps what it consists of"
     scored = attempt.scored.with_task(tasks.task(attempt.task_id))
     samples = of_policy(history.policy, samples_of(attempt.scored, scored))
@@ -150,7 +159,7 @@ def _ready(
 
 
 def _partial(attempt: Attempt, log: DurableGroupLog) -> PartialGroup:
-    """What the group had done: episodes of which nothing is lost, and turns up to where something is."""
+    """Return what the group had done: episodes that are complete, and turns up to the first lost blob."""
     partial, copies, number = attempt.partial or PartialGroup(), log.copies, attempt.ticket.number
     if copies is not None:
         for index, episode in list(partial.episodes.items()):

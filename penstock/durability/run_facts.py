@@ -1,4 +1,5 @@
-"""`run.json`: what a run folder must say besides its config, so that another process can go on with the run."""
+"""Reads and writes `run.json`: what a run folder must hold besides its config so that another process can resume
+the run."""
 
 from pathlib import Path
 
@@ -10,19 +11,19 @@ from penstock.safe_files import write_private
 
 FILE = "run.json"
 FORMAT = 2
-"""Of run folders: which files there are and what they mean. Other numbers are refused."""
+"""The format of run folders: which files there are and what they mean. Other numbers are refused."""
 
 
 class RunFacts(Record, frozen=True, kw_only=True):
-    """Known when a run begins; the rest of it is in checkpoints."""
+    """Holds what is known when a run begins. Everything else is in checkpoints."""
 
     format: int = FORMAT
     auto: tuple[str, ...] = ()
-    """Settings that `auto` chose. They are chosen again where the run goes on: that may be another machine."""
+    """Settings that `auto` chose. They are chosen again when the run resumes, perhaps on another machine."""
     id: str = ""
-    """Drawn when the run began: its checkpoints say which run they are of."""
+    """A random id, drawn when the run began: its checkpoints say which run they belong to."""
     trackers: dict[str, str] = msgspec.field(default_factory=dict)
-    """By which the run is known to wandb and trackio, so that it goes on there too."""
+    """The ids of the run at wandb and trackio, with which it continues there too."""
 
 
 class _Format(msgspec.Struct):
@@ -30,7 +31,7 @@ class _Format(msgspec.Struct):
 
 
 def read_facts(run: Path) -> RunFacts:
-    """A folder without the file has none. One of another format is refused."""
+    """Read the facts of a run folder; defaults without the file. Another format is refused."""
     path = run / FILE
     try:
         data = path.read_bytes()
@@ -40,7 +41,7 @@ def read_facts(run: Path) -> RunFacts:
     except FileNotFoundError:
         return RunFacts()
     except (OSError, msgspec.MsgspecError) as error:
-        raise UserError(f"{path} can't be read ({error}); remove it to go on without it") from error
+        raise UserError(f"{path} can't be read ({error}); remove it to continue without it") from error
     raise UserError(
         f"the run folder {run} has format {number}, and this Penstock reads format {FORMAT}; use the version of "
         "Penstock that wrote it"

@@ -1,4 +1,4 @@
-"""Engines: token ids in, token ids out. Implementations of `penstock.records.interfaces.Engine`."""
+"""Holds the engines: token ids in, token ids out. They implement `penstock.records.interfaces.Engine`."""
 
 from penstock.engines.config import EngineConfig
 

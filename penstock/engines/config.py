@@ -1,4 +1,4 @@
-"""The `engine` section: which engines, how many, and what holds for every kind of them."""
+"""Defines the `engine` section: which engines a run has, how many, and the settings that every kind shares."""
 
 from typing import Annotated, Any, Literal
 
@@ -6,17 +6,17 @@ from pydantic import Field, field_validator, model_validator
 
 from penstock.config import Section
 from penstock.engines.embedded.config import EmbeddedConfig, RecordRouting
-from penstock.engines.kinds import KINDS, check_kind, settings_of
+from penstock.engines.kinds import DEFAULT_KIND, KINDS, check_kind, settings_of
 from penstock.engines.vllm.config import VllmConfig
 
 
 class RangeConfig(Section):
-    """How many engines there may be: they come and go with the work."""
+    """Sets how few and how many engines a run may have. Engines join and leave with the work."""
 
     min: int = Field(default=1, ge=1)
-    """As many start, and stay."""
+    """Engines that start with the run. Scaling never goes below this number."""
     max: int = Field(default=1, ge=1)
-    """As many join while the trainer waits for groups."""
+    """Most engines at once. They join while the trainer waits for groups."""
 
     @model_validator(mode="after")
     def _is_a_range(self) -> "RangeConfig":
@@ -26,34 +26,37 @@ class RangeConfig(Section):
 
 
 class EngineConfig(Section):
-    """Inference engines: their kind, how many there are, and a section of settings for each kind."""
+    """Configures the inference engines: their kind, their number, and a section of settings for each kind."""
 
-    kind: str = "embedded"
+    kind: str = DEFAULT_KIND
     """Which engine generates: `embedded`, `vllm`, or a kind of your own by path (`file.py:NAME`, `module:NAME`).
-    Settings of one kind alone are in the section of its name; those of a kind of your own in `settings`."""
+    Settings that only one kind has are in the section of its name, and those of your own kind in `settings`.
+    """
     count: Annotated[int, Field(ge=1)] | RangeConfig = 1
-    """Number of engine processes. `{min: 1, max: 4}`: one starts, others join while the trainer waits for
-    groups and leave while they are idle. Where `urls` of its kind name servers, there are as many as these."""
+    """Number of engine processes. With `{min: 1, max: 4}` one starts, others join while the trainer waits for
+    groups and leave while they are idle. Where `urls` of the kind names servers, there is one engine for each
+    of them."""
     beside: dict[str, Annotated[int, Field(ge=1)]] = Field(default_factory=dict)
-    """Engines of other kinds in the same pool, and how many of each: `{vllm: 1}`."""
+    """Engines of other kinds in the same pool, and the number of each: `{vllm: 1}`."""
     threads: int = Field(default=0, ge=0)
     """Torch threads of each engine process; 0 lets the launcher share out the cores."""
     device: str = "auto"
     """Torch device that the engine runs on; `auto` takes `model.device`."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Number format of the weights, and of the cache where nothing else is said. `auto`: bfloat16 on a GPU that
-    computes in it, else float32."""
+    """Number format of the weights, and of the KV cache unless another one is configured. `auto` is bfloat16 on
+    a GPU that computes in it, otherwise float32."""
     max_context: int = Field(default=0, ge=0)
-    """Longest sequence, prompt and output together; 0 takes the model's own limit."""
+    """Longest sequence, prompt and output together; 0 takes the model's limit."""
     record_routing: RecordRouting = "auto"
-    """Record which experts of a mixture-of-experts model computed each token, for the trainer to replay. `auto`: on
-    for such models in runs that train, off elsewhere. A model or engine that can't is refused at the start."""
+    """Record which experts of a mixture-of-experts model computed each token, so that the trainer can replay
+    them. `auto` is on for such models in runs that train, and off elsewhere. A model or engine that can't
+    record them is refused at the start."""
     embedded: EmbeddedConfig = EmbeddedConfig()
-    """Of `kind: embedded`."""
+    """Settings of `kind: embedded`."""
     vllm: VllmConfig = VllmConfig()
-    """Of `kind: vllm`."""
+    """Settings of `kind: vllm`."""
     settings: dict[str, dict[str, Any]] = Field(default_factory=dict)
-    """Of kinds of your own: `{file.py:NAME: {…}}`."""
+    """Settings of your own kinds, by their path: `{file.py:NAME: {…}}`."""
 
     @field_validator("kind")
     @classmethod
@@ -81,28 +84,28 @@ class EngineConfig(Section):
 
     @property
     def num_first(self) -> int:
-        """How many of `kind` start with the run."""
+        """Return how many engines of `kind` start with the run."""
         return self.count.min if isinstance(self.count, RangeConfig) else self.count
 
     @property
     def num_most(self) -> int:
-        """How many of `kind` there may be at once."""
+        """Return how many engines of `kind` there may be at once."""
         return self.count.max if isinstance(self.count, RangeConfig) else self.count
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """Of all engines."""
+        """Return `kind` and all kinds in `beside`."""
         return (self.kind, *self.beside)
 
     @property
     def members(self) -> tuple["EngineConfig", ...]:
-        """A section for each engine process at the start: of one kind, and with the URL of one server where
-        it joins one."""
+        """Return a section for each engine process that starts with the run. Each is of one kind, and has the
+        URL of one server if it joins one."""
         counts = {self.kind: self.num_first, **self.beside}
         return tuple(each for kind, count in counts.items() for each in self._of(kind, count))
 
     def member(self, index: int) -> "EngineConfig":
-        """The section of an engine by its number; those that join later are of `kind`."""
+        """Return the section of an engine by its number. Engines that join later are of `kind`."""
         members = self.members
         return members[index] if index < len(members) else self._of(self.kind, 1)[0]
 
@@ -115,7 +118,7 @@ class EngineConfig(Section):
 
 
 def with_settings(section: EngineConfig, **values: Any) -> EngineConfig:
-    """The section with other values of its own kind's settings."""
+    """Return the section with other values for the settings of its own kind."""
     kind, own = section.kind, settings_of(section).model_copy(update=values)
     if kind in EngineConfig.model_fields:
         return section.model_copy(update={kind: own})

@@ -1,4 +1,4 @@
-"""What an engine refuses before it spends anything on it, each with a sentence: requests, and updates."""
+"""Checks requests and updates before an engine spends anything on them, and refuses bad ones with a sentence."""
 
 from collections.abc import Collection, Iterable, Mapping
 
@@ -6,7 +6,7 @@ from penstock.errors import BaseMissing, PenstockError, RequestRefused
 from penstock.records import GenerateRequest, Interrupt, WeightUpdate
 
 Rule = tuple[bool, str]
-"""Whether it holds, and what is said where it does not."""
+"""Whether the rule holds, and the error message if it does not."""
 
 
 def check_request(
@@ -19,7 +19,7 @@ def check_request(
     records_masks: bool = False,
     further: Iterable[Rule] = (),
 ) -> None:
-    """Raise `RequestRefused` for a request that can never be served; `further` rules are of one kind of engine."""
+    """Raise `RequestRefused` for a request that can never be served. `further` are rules of one kind of engine."""
     num_prompt = len(request.token_ids)
     served = " and ".join(map(repr, policies))
     rules: tuple[Rule, ...] = (
@@ -49,7 +49,7 @@ def check_request(
 def embedded_rules(
     request: GenerateRequest, *, vocab_size: int, max_context: int, cache_tokens: int, has_tokenizer: bool
 ) -> tuple[Rule, ...]:
-    """What the embedded engine asks besides: the cache must hold the answer, and it draws by itself."""
+    """Return the embedded engine's own rules: its cache must hold the answer, and it samples by itself."""
     num_prompt = len(request.token_ids)
     most = min(request.num_prompt + request.sampling.max_tokens, max_context)
     ids = (*request.sampling.stop_token_ids, *request.sampling.logit_bias)
@@ -79,10 +79,11 @@ def check_update(
     adds_policies: bool = False,
     is_intact: bool = True,
 ) -> None:
-    """Raise `PenstockError` unless the engine `name`, which serves `versions` (one per policy), can take this;
-    `BaseMissing` where a full update would do. `base` is the version under which its full weights came; None: that
-    of the policy. `adds_policies`: an adapter may be that of a new one. `is_intact` is False when an earlier update
-    failed half-way: nothing can build on that, and full weights of any version end it."""
+    """Raise `PenstockError` unless the engine `name`, which serves `versions` (one per policy), can take this
+    update. Raise `BaseMissing` if a full update would help. `base` is the version of the engine's last full
+    weights; None means the version of the policy. With `adds_policies` an adapter may belong to a new policy.
+    `is_intact` is False after an update that failed half-way: nothing can build on such weights, and full
+    weights of any version replace them."""
     if interrupt not in interrupts:
         raise PenstockError(
             f"{name} can't update with interrupt {interrupt!r}; set sync.interrupt={' or '.join(interrupts)}"

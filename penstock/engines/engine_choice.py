@@ -1,8 +1,9 @@
-"""Which engine of a pool gets a request.
+"""Chooses which engine of a pool gets a request.
 
-Requests with the same prompt go to the same engine while it works on it, forks to the engine of their parent:
-that is where their cache is. A prompt that comes again later goes where it was only if no engine has less to
-do: its cache is mostly of older weights. All others go to the least loaded.
+Requests with the same prompt go to the same engine while it works on it, and forks go to the engine of their
+parent, since that is where their KV cache is. A prompt that comes again later goes back to its engine only if
+no other engine has less to do, because most of its cache was computed with older weights. All other requests
+go to the least loaded engine.
 """
 
 from collections import OrderedDict
@@ -13,33 +14,33 @@ from penstock.engines.rolling_update import Member
 from penstock.records import GenerateRequest
 
 REMEMBERED = 4096
-"""Prompts and requests whose engine is remembered."""
+"""Number of prompts and requests whose engine is remembered."""
 
 
 @dataclass(slots=True, eq=False)
-class AtWork:
-    """Requests with one prompt, on one engine."""
+class RunningPrompt:
+    """Counts the requests with one prompt that are running on one engine."""
 
     member: Member
     count: int = 0
 
 
 class EngineChoice:
-    """It learns from `begin` and `end` what each engine works on."""
+    """Chooses an engine for each request. `begin` and `end` report what each engine works on."""
 
     def __init__(self) -> None:
         self._homes: OrderedDict[str | bytes, Member] = OrderedDict()
-        """By prompt, and by request."""
-        self._at_work: dict[bytes, AtWork] = {}
-        """By prompt."""
+        """The engine of each prompt and each request."""
+        self._at_work: dict[bytes, RunningPrompt] = {}
+        """The requests that are running, by prompt."""
 
     def forget(self, member: Member) -> None:
-        """It has left."""
+        """Forget an engine that has left the pool."""
         for key in [key for key, home in self._homes.items() if home is member]:
             del self._homes[key]
 
     def find(self, request: GenerateRequest, taking: Sequence[Member]) -> Member:
-        """One of those that take requests now."""
+        """Choose one of the engines that take requests now."""
         least = min(taking, key=_order)
         prompt = prompt_of(request)
         home = self._homes.get(request.parent.id) if request.parent is not None else None
@@ -57,16 +58,16 @@ class EngineChoice:
             self._homes.popitem(last=False)
         return home
 
-    def begin(self, request: GenerateRequest, member: Member) -> AtWork:
+    def begin(self, request: GenerateRequest, member: Member) -> RunningPrompt:
         prompt = prompt_of(request)
         at_work = self._at_work.get(prompt)
         if at_work is None or at_work.member is not member:
-            at_work = self._at_work[prompt] = AtWork(member)
+            at_work = self._at_work[prompt] = RunningPrompt(member)
         at_work.count += 1
         member.load += 1
         return at_work
 
-    def end(self, request: GenerateRequest, at_work: AtWork) -> None:
+    def end(self, request: GenerateRequest, at_work: RunningPrompt) -> None:
         at_work.count -= 1
         at_work.member.load -= 1
         prompt = prompt_of(request)
@@ -79,5 +80,5 @@ def _order(member: Member) -> tuple[bool, bool, int]:
 
 
 def prompt_of(request: GenerateRequest) -> bytes:
-    """What two requests have in common that can share a prompt's cache."""
+    """Return a key that is equal for two requests that can share a prompt's KV cache."""
     return request.policy.encode() + b"\0" + request.token_ids[: request.num_prompt].tobytes()

@@ -1,4 +1,4 @@
-"""Several engines as one: each request goes to the least loaded, groups stay together, updates roll."""
+"""Presents several engines as one: balances requests, keeps groups together and rolls updates through them."""
 
 import asyncio
 import contextlib
@@ -30,47 +30,49 @@ from penstock.records.interfaces import Engine
 
 
 class EnginePool:
-    """Requests go to the least loaded, or where their cache is (`engine_choice.py`); updates go to all. Members
-    may come and go at any time. Others go on with the requests of an engine that is lost; without any, requests
-    wait for it to come back."""
+    """Sends each request to the least loaded engine, or to the one that has its KV cache (`engine_choice.py`),
+    and each update to all engines. Engines may join and leave at any time. When one is lost, others continue
+    its requests; without any other, requests wait for an engine to return."""
 
     def __init__(
         self, engines: Mapping[str, Engine], *, resumes: bool = True, replaces: bool = False
     ) -> None:
-        """`resumes`: an answer may go on under another version, on another engine. `replaces`: for an engine whose
-        process ends another one will join. Where that was the last, requests and updates wait for it."""
+        """`resumes`: an answer may continue under another version, on another engine. `replaces`: another engine
+        joins for each one whose process ends. If that was the last engine, requests and updates wait for its
+        replacement."""
         if not engines:
             raise ValueError("a pool needs at least one engine, got none")
         self._resumes = resumes
         self._replaces = replaces
         self._awaited: set[str] = set()
-        """Members that are lost, and for which others will join."""
+        """Engines that are lost and will be replaced."""
         self._changed = asyncio.Event()
-        """Set when an engine has joined, left or taken an update, and made anew."""
+        """Set, and then replaced by a new event, when an engine has joined, left or taken an update."""
         self._members = {name: Member(name, engine) for name, engine in engines.items()}
         self._choice = EngineChoice()
         self._updating = asyncio.Lock()
         self._begun: tuple[str, int] | None = None
-        """Policy and version of an update that some engines have and others do not."""
+        """Policy and version of an update that only some engines have taken."""
         self.on_lost: Callable[[str, EngineLost], None] | None = None
-        """Called when an engine is lost, to send it weights. Without it a lost engine stays lost."""
+        """Called when an engine is lost, so that the caller sends it weights. Without this callback a lost
+        engine stays lost."""
 
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(self._members)
 
     def expects(self, name: str) -> bool:
-        """Whether it is a member, or another is to join in its place."""
+        """Return whether an engine of this name is a member, or will be replaced by one."""
         return name in self._members or name in self._awaited
 
     async def wait_serving(self, name: str) -> None:
-        """Until an engine that was enlisted takes requests."""
+        """Wait until an enlisted engine takes requests."""
         while name not in self._members or self._members[name].is_lost:
             await self._changed.wait()
 
     async def join(self, name: str, engine: Engine, update: WeightUpdate | None = None) -> None:
-        """Add an engine. It is brought to the weights of `update` first, so that its first token is sampled with
-        them; updates of the pool wait meanwhile, so that it misses none."""
+        """Add an engine after bringing it to the weights of `update`, so that its first token is sampled with
+        them. Updates of the pool wait meanwhile, so the new engine misses none."""
         async with self._updating:
             self._check_new(name)
             if update is not None:
@@ -78,12 +80,12 @@ class EnginePool:
             self._add(Member(name, engine))
 
     def enlist(self, name: str, engine: Engine) -> None:
-        """Add an engine that gets no request before it has taken the next update."""
+        """Add an engine that gets no request until it has taken the next update."""
         self._check_new(name)
         self._add(Member(name, engine, is_lost=True))
 
     def lose(self, name: str) -> int:
-        """The engine's process is gone: others go on with its requests. Returns how many it had."""
+        """Remove an engine whose process is gone, and let others continue its requests. Return how many it had."""
         member = self._members[name]
         member.is_expelled = True
         self.leave(name)
@@ -93,20 +95,20 @@ class EnginePool:
         return member.load
 
     def expect_no_more(self, name: str) -> None:
-        """Nobody takes the place of an engine that was lost."""
+        """Stop waiting for a replacement of an engine that was lost."""
         self._awaited.discard(name)
         self._wake()
 
     def leave(self, name: str) -> Engine:
-        """Take an engine out: it gets no further requests or updates. What it works on goes on, or fails with
-        it. (`expel` gives that to others.)"""
+        """Remove an engine, which gets no further requests or updates. Requests that it works on continue there,
+        or fail with it; `expel_failed` and `retire` hand them to other engines."""
         member = self._members.pop(name)
         self._choice.forget(member)
         return member.engine
 
     async def retire(self, name: str, *, drain_s: float) -> int:
-        """Take an engine out in order: it ends the requests that it has, and others take new ones. What it has not
-        ended within `drain_s` goes on elsewhere; returns how many requests that were."""
+        """Remove an engine gracefully: it finishes its requests while others take new ones. Requests that are
+        unfinished after `drain_s` continue on other engines; return how many there were."""
         member = self._members[name]
         if all(other.is_leaving for other in self._serving() if other is not member):
             raise ValueError(f"{name} is the only engine that takes requests, and can't leave")
@@ -124,12 +126,12 @@ class EnginePool:
 
     @property
     def num_idle(self) -> int:
-        """Engines that could take requests and have none."""
+        """Return how many engines could take requests and have none."""
         return sum(not member.load for member in self._serving())
 
     async def mend(self, bring: Callable[[Engine], Awaitable[None]]) -> None:
-        """`bring` the weights below their adapter to the engines that lacked them at the last update. They get no
-        request before they have taken the update itself."""
+        """Use `bring` to send the weights below an adapter to the engines that lacked them at the last update.
+        These engines get no request until they have taken the update itself."""
         async with self._updating:
             for member in [each for each in self._members.values() if isinstance(each.failure, BaseMissing)]:
                 member.is_lost = True
@@ -137,8 +139,8 @@ class EnginePool:
                 await bring(member.engine)
 
     async def expel_failed(self, kind: type[BaseException] = BaseException) -> dict[str, int]:
-        """Engines that did not take the last update, for a reason of this `kind`, leave and are closed, unless that
-        would be all. Others go on with their requests. Returns how many each had, by name."""
+        """Remove and close the engines that failed the last update for a reason of this `kind`, unless that
+        would be all of them. Others continue their requests. Return how many requests each had, by name."""
         failed = [member for member in self._members.values() if isinstance(member.failure, kind)]
         if len(failed) == len(self._members):
             return {}
@@ -150,12 +152,12 @@ class EnginePool:
         return loads
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
-        """On one engine. If that one is expelled or lost, another goes on after the tokens that came; or from the
-        beginning where that can't be, and the next chunk says so."""
+        """Generate on one engine. If it is expelled or lost, another engine continues after the tokens that have
+        arrived. Where that is impossible it starts from the beginning, and the next chunk says so."""
         answer, is_void = AnswerSoFar(request), False
         while not answer.is_over:
             if not self._serving():
-                await self._anybody(serving=True)
+                await self._wait_for_engine(serving=True)
             member, is_lost = self._choice.find(request, self._serving()), False
             at_work = self._choice.begin(request, member)
             try:
@@ -195,12 +197,13 @@ class EnginePool:
                     raise failure
 
     async def update(self, update: WeightUpdate, interrupt: Interrupt = "inflight") -> UpdateReceipt:
-        """Every engine takes the update, one after the other; the receipt tells of the slowest. When some fail, the
-        first error leaves once all have answered. Where it is sent to all at once, the others are told as soon as
-        one fails, and stay as they are. When it is tried again, those that have it are not asked again."""
+        """Update the engines one after the other, and return a receipt with the times of the slowest. When some
+        fail, the first error is raised after all have answered. An update that is sent to all at once is
+        cancelled on the other engines as soon as one fails, and they keep their weights. A retry skips
+        engines that already have the update."""
         begun = (update.policy, update.version)
         while True:
-            await self._anybody()
+            await self._wait_for_engine()
             async with self._updating:
                 if not self._members:
                     continue
@@ -214,23 +217,23 @@ class EnginePool:
                     member.failure = None
                 receipts = self._receipts(members, await roll(members, update, interrupt))
                 if not receipts and not self._members and self._awaited:
-                    continue  # every engine left meanwhile, and others will come
+                    continue  # every engine left meanwhile, and replacements will join
                 self._begun = None
                 if not receipts:
                     raise PenstockError("every engine left the pool while it was updated")
-                self._wake()  # an engine that was new may take requests now
+                self._wake()  # a new engine may take requests now
                 return slowest(receipts)
 
     def _receipts(self, members: Sequence[Member], answers: Sequence[Answer]) -> list[UpdateReceipt]:
-        """Raises the first error of an engine that is still there."""
+        """Collect the receipts, or raise the first error of an engine that is still in the pool."""
         receipts = []
         for member, answer in zip(members, answers, strict=True):
             if not isinstance(answer, BaseException):
                 receipts.append(answer)
             elif isinstance(answer, asyncio.CancelledError | UpdateAbandoned):
-                continue  # it was told that another one failed
+                continue  # it was cancelled because another engine failed
             elif self._is_gone(member, answer) or self._members.get(member.name) is not member:
-                continue  # one that has left may fail
+                continue  # an engine that has left may fail
             else:
                 member.failure = answer
         for failed in self._members.values():
@@ -242,9 +245,8 @@ class EnginePool:
         return receipts
 
     async def reports(self) -> list[EngineReport]:
-        """One for each engine."""
         while True:
-            await self._anybody()
+            await self._wait_for_engine()
             members = self._present()
             asking = (member.engine.report() for member in members)
             answers = await asyncio.gather(*asking, return_exceptions=True)
@@ -258,7 +260,8 @@ class EnginePool:
                 return reports
 
     async def report(self) -> EngineReport:
-        """Sums of loads and counters, the oldest served versions, what all of them can do."""
+        """Return one report for the pool: sums of loads and counters, the oldest served versions, and the
+        capabilities that all engines share."""
         reports = await self.reports()
         first = reports[0]
         names = {name for report in reports for name in report.counters}
@@ -301,8 +304,8 @@ class EnginePool:
         self._wake()
 
     def _is_gone(self, member: Member, error: BaseException) -> bool:
-        """Whether this error says that the member's process is gone, and another will come. One that runs out of
-        memory ends."""
+        """Return whether this error means that the engine's process is gone and a replacement will join. An
+        engine that runs out of memory ends its process."""
         is_gone = self._replaces and isinstance(error, ChannelClosed | OutOfMemory)
         if not is_gone or self._members.get(member.name) is not member:
             return False
@@ -312,8 +315,8 @@ class EnginePool:
     def _serving(self) -> list[Member]:
         return [member for member in self._members.values() if not member.is_lost]
 
-    async def _anybody(self, *, serving: bool = False) -> None:
-        """Wait for an engine, where one will come; `serving`: for one that takes requests."""
+    async def _wait_for_engine(self, *, serving: bool = False) -> None:
+        """Wait for an engine, or with `serving` for one that takes requests. Raise if none will join."""
         while self._awaited or (serving and self._members):
             if self._serving() if serving else self._members:
                 return

@@ -1,4 +1,4 @@
-"""What an engine process is told first. `penstock.worker.engine_role` becomes that engine."""
+"""Defines the first message to an engine process, from which `penstock.worker.engine_role` builds the engine."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from penstock.records import EngineReport
 
 
 class EngineStart(msgspec.Struct, frozen=True, kw_only=True):
-    """The first message of an engine worker."""
+    """Says which engine a worker becomes. It is the first message that an engine worker gets."""
 
     name: str
     model: str
@@ -19,18 +19,18 @@ class EngineStart(msgspec.Struct, frozen=True, kw_only=True):
     interface: str = ""
     """`sync.interface`."""
     sync_token: str = ""
-    """What the trainer asks for before it serves weights."""
+    """The token that the trainer asks for before it serves weights."""
     folder: str = ""
-    """A folder of the run on this machine, which goes with it; "" makes one where it is needed."""
+    """A folder on this machine that is removed with the run; "" makes one where it is needed."""
     blobs: str = ""
     """The folder of the run's blob store; "" keeps blobs in the process."""
     trust_remote_code: bool = False
     lora: dict[str, Any] | None = None
     """`model.lora`, where an adapter is trained."""
     search_path: tuple[str, ...] = ()
-    """Where a user's kind of engine is imported from."""
+    """Where a user's own kind of engine is imported from."""
     adapter: str = ""
-    """The folder of an adapter that is merged into the model for good; "" takes the model as it is."""
+    """The folder of an adapter that is merged into the model permanently; "" takes the model as it is."""
 
 
 START_ENGINE = Method("engine.start", EngineStart, EngineReport)

@@ -1,12 +1,12 @@
-"""Several engines take an update in a rolling way, so that generation as a whole never stops.
+"""Updates several engines one after the other, so that generation as a whole never stops.
 
     engine a   ── generates, stages ── load ── generates ─────────────────
     engine b   ── generates, stages ────────── load ── generates ─────────
     engine c   ── generates, stages ───────────────── load ── generates ──
 
-All stage at once, or together where the trainer sends; then they load one after the other. Where there is nothing
-to fetch, they are not asked to stage: an engine answers between two forward passes, and admission waits for the
-slowest.
+All engines stage at once, as they must where the trainer broadcasts, and then load one after the other. Where
+there is nothing to fetch, they are not asked to stage: an engine answers that call only between two forward
+passes, and admission waits for the slowest.
 """
 
 import asyncio
@@ -23,23 +23,23 @@ Answer = UpdateReceipt | BaseException
 
 @dataclass(slots=True, eq=False)
 class Member:
-    """An engine of the pool, how many requests it works on, and what it has acknowledged last of each policy."""
+    """Tracks an engine of the pool, its number of requests, and what it last acknowledged for each policy."""
 
     name: str
     engine: Engine
     load: int = 0
     acknowledged: dict[str, UpdateReceipt] = field(default_factory=dict)
     failure: BaseException | None = None
-    """Why it did not take the last update. Those that were only told of another's failure have none."""
+    """Why it did not take the last update. Engines that were only cancelled because another failed have none."""
     is_draining: bool = False
-    """It lets answers end, and begins none: others take new requests meanwhile."""
+    """It finishes its answers and starts none. Others take new requests meanwhile."""
     is_leaving: bool = False
-    """It gets no further requests, and leaves when it has ended those that it has."""
+    """It gets no further requests, and leaves when it has finished those that it has."""
     is_expelled: bool = False
-    """Others go on with its requests."""
+    """Other engines continue its requests."""
     is_lost: bool = False
-    """It has no weights: it has lost its server, or has just joined. It takes requests from the next update on, and
-    others go on with those that it had."""
+    """It has no weights, because it has lost its server or has just joined. It takes requests again after the
+    next update; other engines continue those that it had."""
 
     def has(self, update: WeightUpdate) -> bool:
         receipt = self.acknowledged.get(update.policy)
@@ -47,8 +47,8 @@ class Member:
 
 
 async def roll(members: Sequence[Member], update: WeightUpdate, interrupt: Interrupt) -> list[Answer]:
-    """What each answers. When one can't stage what is sent to all at once, the others are cancelled, which tells
-    them, and none loads it."""
+    """Update the engines and return the receipt or error of each. When one can't stage an update that is sent to
+    all at once, the others are cancelled and none loads it."""
     if update.sends:
         update = msgspec.structs.replace(update, receivers=len(members))
     needs_stage = not update.is_read_in_place and (len(members) > 1 or update.sends)
@@ -75,7 +75,7 @@ async def roll(members: Sequence[Member], update: WeightUpdate, interrupt: Inter
 
 
 async def stage_all(members: Sequence[Member], update: WeightUpdate) -> list[BaseException | None]:
-    """Why each failed to, if it did."""
+    """Stage on all engines at once, and return for each its error or None."""
     tasks = [asyncio.ensure_future(member.engine.stage(update)) for member in members]
     try:
         await asyncio.wait(
@@ -88,7 +88,7 @@ async def stage_all(members: Sequence[Member], update: WeightUpdate) -> list[Bas
 
 
 def slowest(receipts: Sequence[UpdateReceipt]) -> UpdateReceipt:
-    """One receipt for all: the longest times, and sums of tokens."""
+    """Return one receipt for all engines, with the longest times and the sums of tokens."""
     times = ("stage_s", "stall_s", "verify_s", "drain_s")
     tokens = ("recomputed_tokens", "discarded_tokens")
     return msgspec.structs.replace(

@@ -1,4 +1,4 @@
-"""An engine that says what it is told to: for tests, and for trying a pipeline without a model."""
+"""Provides an engine with scripted answers, for tests and for trying a pipeline without a model."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -19,7 +19,7 @@ from penstock.records import (
 )
 
 INTERRUPTS: tuple[Interrupt, ...] = ("inflight", "inflight_recompute")
-"""There is no KV to compute again, so both are one."""
+"""There is no KV to recompute, so both behave the same."""
 CAPABILITIES = (
     "logprobs",
     "versions",
@@ -33,9 +33,10 @@ Script = Callable[[GenerateRequest], Sequence[int]]
 class ScriptedEngine:
     """Answers each request with `script(request)`, one token at a time.
 
-    The answer ends for length at `max_tokens`, otherwise it stops where the script does, or at a stop
-    token. Every token is labelled with the version served when it is given. Before each token the engine
-    awaits `sleep(token_s)`; a test passes its own `sleep` to decide when tokens come."""
+    The answer ends for length at `max_tokens`; otherwise it stops at the script's end or at a stop token.
+    Every token is labelled with the version that is served when it is emitted. Before each token the engine
+    awaits `sleep(token_s)`; a test passes its own `sleep` to decide when tokens come.
+    """
 
     def __init__(
         self,
@@ -77,7 +78,7 @@ class ScriptedEngine:
             self._running.discard(request.id)
 
     async def stage(self, update: WeightUpdate) -> None:
-        """There is nothing to fetch."""
+        """Do nothing, since there is nothing to fetch."""
 
     async def update(self, update: WeightUpdate, interrupt: Interrupt = "inflight") -> UpdateReceipt:
         served = {self.policy: self.version}
@@ -107,7 +108,7 @@ class ScriptedEngine:
         )
 
     async def run(self) -> None:
-        """Nothing has to run between requests."""
+        """Wait for `close`, since nothing has to run between requests."""
         await self._closed.wait()
 
     async def close(self) -> None:
@@ -150,7 +151,7 @@ class ScriptedEngine:
                 tokens, versions = [], []
 
     async def _interrupted(self) -> bool:
-        """Wait for the next token's time; whether the engine was closed meanwhile."""
+        """Wait until the next token is due, and return whether the engine was closed meanwhile."""
         waits = [
             asyncio.ensure_future(self._sleep(self._token_s)),
             asyncio.ensure_future(self._closed.wait()),

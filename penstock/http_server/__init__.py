@@ -1,2 +1,2 @@
-"""What all our HTTP servers share: who may ask (`guard`), connections that must say what they want
-(`web_server`), and asking services of others (`http_calls`)."""
+"""Holds what all our HTTP servers share, access checks (`guard`) and connection handling (`web_server`), and the
+client for HTTP services (`http_calls`)."""

@@ -1,9 +1,9 @@
-"""Who may ask an HTTP server of ours. Every request to every route passes here first.
+"""Checks every request to our HTTP servers before any route sees it.
 
-- The Host header must be a name that the server is known by, its port aside (a tunnel has another). A page of a
-  stranger that resolves its own name to this address (DNS rebinding) is refused.
+- The Host header must be a name that the server is known by; its port is ignored (a tunnel uses another). This
+  refuses a stranger's page that resolves its own name to this address (DNS rebinding).
 - An Origin, which browsers send with what pages ask of other sites, must be the server's own.
-- A POST must be JSON and say so: no page can send that to another site unasked.
+- A POST must be JSON and say so: without permission, no page can send that to another site.
 """
 
 import functools
@@ -17,14 +17,14 @@ from aiohttp import web
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 EVERYWHERE = ("0.0.0.0", "[::]")
 CONTAINERS = ("host.docker.internal", "host.containers.internal")
-"""What containers call the machine that they run on."""
+"""Names by which containers reach the machine that they run on."""
 JSON = "application/json"
 HOST = re.compile(r"(?P<name>\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::[0-9]{1,5})?")
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a request is not answered."""
+    """Says why a request is refused."""
 
     status: int
     reason: str
@@ -33,12 +33,12 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guard:
-    """The names that a server answers to. `advice` tells a client what to do about a name that is not known."""
+    """Knows the names that a server answers to. `advice` tells a client what to do about an unknown name."""
 
     hosts: frozenset[str]
     any_address: bool
-    """Whether every IP address is the server's: it listens on all of them, and no name can be bound to another
-    address that way."""
+    """Whether to accept every IP address as Host: the server listens on all of them, and DNS rebinding needs a
+    name."""
     advice: str
 
     def refusal(self, request: web.Request) -> Refusal | None:
@@ -69,7 +69,8 @@ class Guard:
         return name is not None and (name in self.hosts or (self.any_address and _is_address(name)))
 
     def _is_own(self, origin: str, host: str) -> bool:
-        """The page came from here, or from a name that this server is known by beyond loopback: a proxy's."""
+        """Return whether the page came from here, or from another name of this server beyond loopback, such as a
+        proxy's."""
         scheme, _, place = origin.partition("://")
         if scheme not in ("http", "https"):
             return False
@@ -77,8 +78,9 @@ class Guard:
 
 
 def guard_for(listening: str, *, allowed: tuple[str, ...] = (), advice: str) -> Guard:
-    """Loopback's names always: a tunnel brings them. The address listened on; if that stands for all, this
-    machine's name, every IP address and what containers call it."""
+    """Make the guard of a server. Loopback names are always allowed, since tunnels use them, and so is the
+    address listened on. If the server listens on all addresses, this machine's name, every IP address and the
+    names that containers use are allowed too."""
     own = f"[{listening}]" if ":" in listening else listening
     everywhere = own in EVERYWHERE
     names = {*LOOPBACK, *((socket.gethostname(), *CONTAINERS) if everywhere else (own,)), *allowed}
@@ -88,14 +90,14 @@ def guard_for(listening: str, *, allowed: tuple[str, ...] = (), advice: str) -> 
 
 
 def bearer_token(request: web.Request) -> str:
-    """What follows the word Bearer in `Authorization`; "" where there is no such word."""
+    """Return what follows `Bearer` in the Authorization header, or "" without such a header."""
     scheme, _, token = request.headers.get("Authorization", "").partition(" ")
     return token.strip() if scheme.lower() == "bearer" else ""
 
 
 @functools.lru_cache(maxsize=256)
 def host_name(header: str) -> str | None:
-    """The name of a Host header without its port, in lower case; None if it is none."""
+    """Return the name in a Host header, without its port and in lower case, or None if it is invalid."""
     found = HOST.fullmatch(header.lower())
     if found is None:
         return None

@@ -1,8 +1,9 @@
-"""JSON to a service and JSON back, with few requests at once, a time limit, and another try where that may help.
+"""Calls HTTP services with JSON, with limits for concurrent requests and time, and retries after transient
+errors.
 
-Rewards and environments by URL use `HttpCalls`, from event loops of several threads at once: the limit is one for
-all of them. Rewards and workflows of a user ask `is_transient` before they try again; errors are known by the
-names of their classes and by the HTTP status that they carry, so no library is imported for it.
+Rewards and environments by URL use `HttpCalls`, from event loops of several threads at once, which share one
+limit. The retries of rewards and workflows use `is_transient`. It knows errors by the names of their classes
+and by the HTTP status that they carry, so it imports no library.
 """
 
 import asyncio
@@ -20,7 +21,7 @@ from penstock.errors import PenstockError
 
 MAX_ANSWER_BYTES = 16 * 2**20
 SHOWN = 200
-"""Characters of an answer that an error shows."""
+"""Characters of an answer that an error message shows."""
 TRANSIENT = {
     "ConnectionError",
     "TimeoutError",
@@ -33,28 +34,27 @@ TRANSIENT = {
     "RateLimitError",
     "ServiceUnavailableError",
 }
-"""Names of transient errors, as Python, urllib, aiohttp, httpx, requests and OpenAI's client call them."""
+"""Class names of transient errors in Python, urllib, aiohttp, httpx, requests and OpenAI's client."""
 TRY_AGAIN = (408, 425, 429, 500, 502, 503, 504)
-"""HTTP status that may be another one a moment later."""
+"""HTTP status codes after which a retry may help."""
 FIRST_S, LONGEST_S = 1.0, 30.0
 
 
 class HttpConfig(Section):
-    """How services are asked that are named by URL."""
+    """Sets how services that are named by URL are called."""
 
     in_flight: int = Field(default=32, ge=1)
-    """Requests at once, of one worker process."""
+    """Requests that one worker process makes at once."""
     timeout_s: float = Field(default=30.0, gt=0)
     """Time limit of one request."""
     retries: int = Field(default=3, ge=0)
-    """Further tries after a connection that broke, a time limit, or an answer of 408, 425, 429, 500, 502, 503 or
-    504."""
+    """Retries after a broken connection, a timeout, or an answer of 408, 425, 429, 500, 502, 503 or 504."""
     retry_s: float = Field(default=0.5, gt=0)
-    """Wait before the second try; each further one waits twice as long."""
+    """Wait before the first retry; each further retry waits twice as long."""
 
 
 class ServiceFailed(PenstockError):
-    """A service did not answer, or not as it should."""
+    """Raised when a service does not answer, or not as it should."""
 
 
 def is_url(path: str) -> bool:
@@ -62,7 +62,7 @@ def is_url(path: str) -> bool:
 
 
 class InFlight:
-    """So many places, for coroutines of any event loop."""
+    """Limits concurrent requests, for coroutines of any event loop."""
 
     def __init__(self, places: int) -> None:
         self._free = places
@@ -95,7 +95,7 @@ class InFlight:
             if waited:
                 self._waiting.remove((loop, turn))
         if not waited:
-            self._give_on()  # it was given a place at the same moment
+            self._give_on()  # it got a slot at the same moment
 
     def _give_on(self) -> None:
         while True:
@@ -115,7 +115,7 @@ def _settle(turn: "asyncio.Future[None]") -> None:
 
 
 class HttpCalls:
-    """`post(url, body)` under the limits of a config. `sleep` waits between two tries."""
+    """Posts requests under the limits of a config. `sleep` waits between two tries."""
 
     def __init__(self, config: HttpConfig, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
         self._config = config
@@ -123,7 +123,7 @@ class HttpCalls:
         self._places = InFlight(config.in_flight)
 
     async def post(self, url: str, body: Any) -> Any:
-        """What the service answers, as JSON has it. Raises `ServiceFailed`."""
+        """Return the service's answer as decoded JSON, or raise `ServiceFailed`."""
         wait_s = self._config.retry_s
         for tries_left in reversed(range(self._config.retries + 1)):
             async with self._places.place():
@@ -137,7 +137,7 @@ class HttpCalls:
         raise AssertionError("the last try returns or raises")
 
     async def _once(self, url: str, body: Any) -> tuple[Any, str | None, bool]:
-        """The answer, or what is wrong with it and whether another try may help."""
+        """Return the answer, or what is wrong with it and whether a retry may help."""
         import aiohttp
 
         limit_s = self._config.timeout_s
@@ -166,12 +166,12 @@ class HttpCalls:
 
 
 def retry_wait_s(attempt: int) -> float:
-    """How long to wait before the try after this one, counted from 0: twice as long each time."""
+    """Return the wait after try number `attempt`, counted from 0: twice as long each time."""
     return min(LONGEST_S, FIRST_S * 2.0**attempt)
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether the same call may succeed a moment later. Of several errors at once, all must."""
+    """Return whether the same call may succeed a moment later. For a group of errors, all must be transient."""
     if isinstance(error, BaseExceptionGroup):
         return all(is_transient(one) for one in error.exceptions)
     status = status_of(error)
@@ -181,8 +181,8 @@ def is_transient(error: BaseException) -> bool:
 
 
 def status_of(error: BaseException) -> int | None:
-    """The HTTP status that an error tells of: aiohttp's `status`, OpenAI's `status_code`, urllib's `code`, or that
-    of the `response` of httpx and requests."""
+    """Return the HTTP status that an error carries: aiohttp's `status`, OpenAI's `status_code`, urllib's `code`,
+    or that of the `response` of httpx and requests."""
     response = getattr(error, "response", None)
     for owner, name in (
         (error, "status"),

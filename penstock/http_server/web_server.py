@@ -1,7 +1,9 @@
-"""An aiohttp application on a port, whose connections end when they don't say what they want.
+"""Serves an aiohttp application on a port, and closes connections that do not send a request in time.
 
-A connection has `HEADER_S` for the headers of its first request, and as long for those of any further one, from
-their first byte on. One that rests between two requests, sends a body or reads a long answer is left alone."""
+A connection has `HEADER_S` to send the headers of its first request, and as long for each further one, from
+its first byte on. There is no such limit between two requests, or while a body is sent or a long answer is
+read.
+"""
 
 import asyncio
 import logging
@@ -12,11 +14,12 @@ from aiohttp import StreamReader, web
 
 HEADER_S = 10.0
 NO_REQUEST = "HttpProcessingError"
-"""How aiohttp calls what it could not read."""
+"""The name of aiohttp's error for data that it could not parse."""
 
 
 class Connection(web.RequestHandler):
-    """One client's. The middleware of `HttpServer` tells it when a request has come and when it is answered."""
+    """Handles one client's connection. The middleware of `HttpServer` calls `begin` when a request has arrived
+    and `end` when it is answered."""
 
     __slots__ = ("_body", "_headers_due", "_is_answering")
 
@@ -31,8 +34,9 @@ class Connection(web.RequestHandler):
         self._await_headers()
 
     def data_received(self, data: bytes) -> None:
-        """aiohttp calls it without data too, to look again at what has come. A request that is whole begins in the
-        next turn of the loop, and ends the wait."""
+        """Start the wait for headers when this data may be part of a request. aiohttp also calls this without
+        data, to look again at what has arrived. A complete request begins in the next turn of the event loop,
+        which ends the wait."""
         may_be_half = (
             data
             and self._headers_due is None
@@ -59,7 +63,8 @@ class Connection(web.RequestHandler):
         self._headers_due = asyncio.get_running_loop().call_later(HEADER_S, self._give_up)
 
     def _give_up(self) -> None:
-        """Headers that came while the event loop stood still have not been looked at yet, and are in time."""
+        """Close the connection, unless headers are waiting: they arrived in time, while the event loop was
+        blocked."""
         if not self._messages:
             self.force_close()
 
@@ -82,7 +87,8 @@ async def _note(request: web.Request, handler: Any) -> web.StreamResponse:
 
 
 class HttpServer:
-    """`closing_s`: how long running answers may take at the end. A client that leaves cancels its request."""
+    """Serves an application. Running answers may take `closing_s` at shutdown. A client that leaves cancels its
+    request."""
 
     def __init__(self, app: web.Application, *, closing_s: float) -> None:
         app.middlewares.insert(0, _note)
@@ -92,7 +98,7 @@ class HttpServer:
         self._server: asyncio.Server | None = None
 
     async def open(self, place: tuple[str, int] | socket.socket) -> None:
-        """On a host and port, or on a socket that is bound already."""
+        """Listen on a host and port, or on a socket that is bound already."""
         await self._runner.setup()
         loop, manager = asyncio.get_running_loop(), self._runner.server
         assert manager is not None
@@ -121,8 +127,8 @@ class HttpServer:
 
 
 def request_logger() -> logging.Logger:
-    """A logger that leaves out aiohttp's tracebacks of what is no request: a stranger could fill the disk with
-    them. Our own faults are written as ever."""
+    """Return a logger without aiohttp's tracebacks of data that is no request: a stranger could fill the disk
+    with them. Our own errors are logged as usual."""
     logger = logging.getLogger("penstock.requests")
     if not logger.filters:
         logger.addFilter(is_own_fault)

@@ -1,1 +1,2 @@
-"""The heart: admission, the buffer, production of groups, steps, weight sync. It knows records and protocols."""
+"""Holds the heart of the library: admission, the buffer, production of groups, steps and weight sync. It imports
+only records and protocols."""

@@ -1,4 +1,4 @@
-"""What a run is doing right now, for the terminal view and the watchdog."""
+"""Says what a run is doing right now, for the terminal view and the watchdog."""
 
 from dataclasses import dataclass, field
 
@@ -7,7 +7,7 @@ from penstock.loop.attempts import Attempt, Attempts, AttemptState
 
 @dataclass(slots=True)
 class Activity:
-    """What the controller waits for, and the groups under way as the log has them."""
+    """Holds what the trainer does, and reads the groups under way from the log's attempts."""
 
     attempts: Attempts = field(default_factory=Attempts)
     trainer: str = "starting"
@@ -15,7 +15,8 @@ class Activity:
 
     @property
     def generating(self) -> list[Attempt]:
-        """The groups whose episodes are under way. Those from before a restart count once they are resumed."""
+        """Return the groups whose episodes are under way. Those from before a restart count once they are
+        resumed."""
         return [one for one in self._begun() if one.state != AttemptState.GENERATED]
 
     @property

@@ -1,4 +1,4 @@
-"""The closed loop on staleness: moves `max_staleness` within bounds, from what each step measured.
+"""Adapts `max_staleness` within its limits to what each step measured.
 
 A pure state machine. Too small an effective sample size (ESS) tightens the bound by one; a trainer that idles
 while the ESS is healthy relaxes it by one. Three things keep it from oscillating:
@@ -6,8 +6,8 @@ while the ESS is healthy relaxes it by one. Three things keep it from oscillatin
 - a dead time after every move: the steps already in flight were admitted under the old bound, so the
   next `bound + 1` observations say nothing about the new one and are not counted;
 - decisions on the mean of a window of counted observations, with a margin between the two thresholds;
-- memory: a bound that had to be left for its ESS is not tried again until the ESS below it has risen by
-  more than the margin over what it was on arrival, that is, until the world has changed.
+- memory: a bound that cost too much ESS is not tried again until the ESS below it has risen by more
+  than the margin since the bound was left.
 """
 
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ from penstock.loop.rollout_buffer import RolloutBuffer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdaptiveRules:
-    """When to move, and how far at most."""
+    """Say when the bound moves, and how far at most."""
 
     min_staleness: int = 1
     """The tightest bound it may set."""
@@ -48,7 +48,7 @@ class AdaptiveRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ceiling:
-    """A bound that cost too much ESS, and the ESS just below it when it was left."""
+    """Remembers a bound that cost too much ESS, and the ESS just below it when it was left."""
 
     bound: int
     ess_below: float | None = None
@@ -56,7 +56,7 @@ class Ceiling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdaptiveBound:
-    """The bound and what has been seen since it was set. `observe` returns the next state."""
+    """Holds the bound and what was observed since it was set. `observe` returns the next state."""
 
     rules: AdaptiveRules
     bound: int
@@ -68,7 +68,7 @@ class AdaptiveBound:
 
     @classmethod
     def start(cls, rules: AdaptiveRules, bound: int) -> "AdaptiveBound":
-        """Begin at `bound`, brought within the rules."""
+        """Begin at `bound`, clipped to the range of the rules."""
         within = min(max(bound, rules.min_staleness), rules.max_staleness)
         return cls(rules=rules, bound=within, dead=within + 1)
 
@@ -104,7 +104,7 @@ class AdaptiveBound:
         return self.ceiling is None or self.bound + 1 < self.ceiling.bound or self._lifts(ess)
 
     def _lifts(self, ess: float) -> bool:
-        """Whether the world has changed enough to try the bound that failed."""
+        """Return whether the ESS has risen enough to try the bound that failed."""
         ceiling = self.ceiling
         if ceiling is None or self.bound + 1 != ceiling.bound or ceiling.ess_below is None:
             return False
@@ -120,7 +120,7 @@ def _mean(values: tuple[float, ...]) -> float:
 
 
 def starting_bound(config: StalenessConfig) -> int:
-    """`max_staleness`, brought within what `adaptive` may set."""
+    """Return `max_staleness`, clipped to the range of `adaptive`."""
     if not config.adaptive:
         return config.max_staleness
     return min(max(config.max_staleness, config.adaptive_min), config.adaptive_max)

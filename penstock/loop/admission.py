@@ -1,18 +1,18 @@
-"""Admission, lateness and selection: the rules of staleness as a pure state machine.
+"""Decides admission, lateness and selection: the rules of staleness as a pure state machine.
 
     admit ─► finish ─► (ready) ─► select ─► trained
       └──────── drop(reason) ◄──────┘
 
 No clock, no I/O, no waiting: `RolloutBuffer` wraps it for coroutines, and the property tests drive it by
-hand. It counts in steps of the surviving history: weights of step t train to weights of step t + 1. Tokens carry
-versions, and `VersionHistory` knows the step of each.
+hand. It counts in steps of the surviving history: weights of step t train to weights of step t + 1. Tokens
+carry versions, and `VersionHistory` knows the step of each.
 
 Why `wait` never deadlocks and never trains a late token. Give each group a deadline: the last step at whose
-weights it may train, its oldest possible step plus its bound. Admission keeps, for every d ≥ t, the
-number of outstanding groups with deadline ≤ d at or under (d − t + 1) × groups_per_step; that is, there is
-always room for all of them in time. `select` takes the earliest deadlines first and refuses to take
-younger groups while that would leave too little room for older ones still running. When everything
-outstanding has finished, earliest-deadline-first always fits.
+weights it may train, its oldest possible step plus its bound. Admission keeps, for every d ≥ t, the number of
+outstanding groups with deadline ≤ d at or under (d − t + 1) × groups_per_step; that is, there is always room
+for all of them in time. `select` takes the earliest deadlines first and refuses to take younger groups while
+that would leave too little room for older ones still running. When everything outstanding has finished,
+earliest-deadline-first always fits.
 """
 
 from collections.abc import Sequence
@@ -36,8 +36,9 @@ Samples = tuple[tuple[Sample, ...], ...]
 
 
 class Ticket(msgspec.Struct, frozen=True, kw_only=True):
-    """A ticket is the leave to generate one group. `number` orders admissions and is never used again: seeds and
-    request ids come from it. `deadline` is the last step at which all tokens are certain to be within the bound."""
+    """A ticket permits the generation of one group. `number` orders admissions and is never reused: seeds and
+    request ids come from it. `deadline` is the last step at which all tokens are certain to be within the
+    bound."""
 
     number: int
     bound: int
@@ -45,7 +46,7 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReadyGroup(Record, frozen=True, kw_only=True):
-    """A scored group waiting to be trained, with its samples (several per episode are possible)."""
+    """Holds a scored group that waits to be trained, with its samples (an episode may have several)."""
 
     ticket: Ticket
     scored: ScoredGroup
@@ -59,19 +60,20 @@ class ReadyGroup(Record, frozen=True, kw_only=True):
 
     @property
     def deadline(self) -> int:
-        """Known exactly once the tokens are there."""
+        """Return the last step that may train it, exact now that its tokens are there."""
         return self.oldest_step + self.ticket.bound
 
     def age_of(self, version: int) -> int:
-        """The age of its tokens of this version: steps from the weights that sampled them to those for which the
-        group was first selected, by the history of then. The one definition of what a run reports."""
+        """Return how many steps lie between the weights that sampled its tokens of this version and those for
+        which the group was first selected, by the history of then. Every age that a run reports is this one.
+        """
         assert self.selected_at is not None
         return max(0, self.selected_at - self.steps_at_selection[version])
 
 
 class StepGroups(Record, frozen=True, kw_only=True):
-    """The groups of one step, lateness already applied to their samples. `step` is that of the weights that they
-    train: the step they make is the next."""
+    """Holds the groups of one step, with lateness already applied to their samples. `step` is that of the
+    weights they train: the step they make is the next."""
 
     step: int
     groups: tuple[ReadyGroup, ...]
@@ -86,7 +88,8 @@ class StepGroups(Record, frozen=True, kw_only=True):
 
 
 class GateState(Record, frozen=True, kw_only=True):
-    """All that a gate knows, as data. A step that was taken and not yet trained counts as ready."""
+    """Holds everything a gate knows, as data. Groups of a step that was taken and not trained yet count as
+    ready."""
 
     step: int
     served_step: int
@@ -100,7 +103,7 @@ class GateState(Record, frozen=True, kw_only=True):
 
 
 class StalenessGate:
-    """All counts that admission and selection depend on."""
+    """Keeps all the counts that admission and selection depend on."""
 
     def __init__(
         self,
@@ -155,7 +158,7 @@ class StalenessGate:
 
     @property
     def limit(self) -> int:
-        """How many groups may be outstanding now."""
+        """Return how many groups may be outstanding now."""
         room = max(0, self.max_staleness + 1 - self.lag) * self.groups_per_step
         if self._num_groups is None:
             return room
@@ -163,9 +166,12 @@ class StalenessGate:
 
     @property
     def stocked(self) -> bool:
-        """Whether as many groups wait for the trainer as are useful: more would only grow old. Not if the trainer
-        itself has waited for groups in the last `max_staleness + 1` steps, as long as a group may take. Groups that
-        finish together would else hold back the next ones, which then begin together, and so on for ever."""
+        """Return whether enough groups wait for the trainer: more would only grow old.
+
+        Not if the trainer itself has waited for groups in the last `max_staleness + 1` steps, which is how
+        long a group may take. Otherwise groups that finish together would hold back the next ones, which
+        would then begin together, and so on.
+        """
         if len(self._ready) < self.ahead * self.groups_per_step:
             return False
         return self._starved_at is None or self.step - self._starved_at > self.max_staleness + 1
@@ -182,13 +188,13 @@ class StalenessGate:
         return ticket
 
     def may_readmit(self) -> bool:
-        """The rule is that for new groups, without counting those that are still held. After a rollback many groups
-        may be ready, and what is generated behind them would grow old."""
+        """Apply the rule for new groups, without counting those that are still held. After a rollback many
+        groups may be ready, and what is generated behind them would grow old."""
         return self.outstanding - len(self._held) < self.limit and not self.stocked
 
     def readmit(self, ticket: Ticket, kept_versions: IntArray = NO_VERSIONS) -> Ticket:
-        """A group that was running before a restart is generated on, under its number and bound. `kept_versions`
-        are those of tokens that it has from before: it is as old as the oldest of them."""
+        """Resume a group that was running before a restart, under its number and bound. `kept_versions` are the
+        versions of the tokens it already has: it is as old as the oldest of them."""
         assert self.may_readmit()
         del self._held[ticket.number]
         known = kept_versions[kept_versions <= self.history.newest]  # another policy counts by itself
@@ -198,9 +204,12 @@ class StalenessGate:
         return again
 
     def finish(self, ticket: Ticket, scored: ScoredGroup, samples: Samples | None = None) -> bool:
-        """The group is generated and scored: it waits for its step. `samples` are those of its episodes,
-        where selection has kept some out of the loss; those of other policies have ages of their own, and are not
-        trained here. False when none has a token in the loss: it is to be dropped."""
+        """Let a group that is generated and scored wait for its step.
+
+        `samples` are those of its episodes where selection has kept some out of the loss. Samples of other
+        policies have ages of their own and are not trained here. Returns False when no sample has a token in
+        the loss: the group is to be dropped.
+        """
         if samples is None:
             samples = tuple(scored.samples(index) for index in range(len(scored.scores)))
         samples = of_policy(self.history.policy, samples)
@@ -215,13 +224,13 @@ class StalenessGate:
         return True
 
     def drop(self, number: int) -> None:
-        """The group goes without being trained, wherever it is."""
+        """Remove a group that will not be trained, in whatever state it is."""
         for groups in (self._running, self._ready, self._training):
             groups.pop(number, None)
 
     def select(self) -> tuple[StepGroups | None, list[ReadyGroup]]:
-        """The next step's groups, or None while they are not all there; and those that are too late for any, which
-        are to be dropped."""
+        """Return the groups of the next step, or None while some are missing, and the groups that are too late
+        for any step, which are to be dropped."""
         late = self._take_late()
         if len(self._ready) < self.groups_per_step:
             self._starved_at = self.step
@@ -237,7 +246,7 @@ class StalenessGate:
         return StepGroups(step=self.step, groups=groups), late
 
     def put_back(self, taken: StepGroups) -> None:
-        """The step is given up: those of its groups that are still taken are ready again."""
+        """Give the step up: those of its groups that are still taken are ready again."""
         for number in taken.numbers:
             group = self._training.pop(number, None)
             if group is not None:
@@ -245,7 +254,7 @@ class StalenessGate:
                 self._unlooked.append(number)
 
     def trained(self, taken: StepGroups) -> None:
-        """The step is done: its groups are no longer outstanding, and the trainer is one step further."""
+        """Finish the step: its groups are no longer outstanding, and the trainer is one step further."""
         for number in taken.numbers:
             del self._training[number]
         self._consumed = with_numbers(self._consumed, taken.numbers)
@@ -265,7 +274,7 @@ class StalenessGate:
         )
 
     def restore(self, state: GateState) -> None:
-        """Go on from `state`. Its running groups are held until `readmit` lets each go on under its old number."""
+        """Continue from `state`. Its running groups are held until `readmit` resumes each under its old number."""
         assert not self.outstanding, "a gate is restored before anything is admitted"
         self.step, self.served_step = state.step, state.served_step
         self.max_staleness = state.max_staleness
@@ -278,8 +287,8 @@ class StalenessGate:
     def roll_back(
         self, step: int, *, consumed: tuple[tuple[int, int], ...], returned: Sequence[ReadyGroup] = ()
     ) -> None:
-        """The steps after `step` are undone, while generation goes on. `consumed` is what earlier steps trained on,
-        `returned` are groups of those that are undone; the groups of a step under way are ready again."""
+        """Undo the steps after `step` while generation continues. `consumed` is what earlier steps trained on,
+        `returned` are groups of the undone steps; the groups of a step under way are ready again."""
         self.step, self.served_step = step, min(self.served_step, step)
         self._consumed, self._num_trained = consumed, sum(last - first + 1 for first, last in consumed)
         ready = [*self._training.values(), *self._ready.values(), *returned]
@@ -299,7 +308,8 @@ class StalenessGate:
         }
 
     def _take_late(self) -> list[ReadyGroup]:
-        """Whether a group is too old changes with the step alone, so each is looked at once a step."""
+        """Take out the groups that are too old. Whether one is depends on the step alone, so each is checked
+        once a step."""
         if self._looked_at_step != self.step:
             self._looked_at_step, self._unlooked = self.step, list(self._ready)
         unlooked, self._unlooked = self._unlooked, []
@@ -314,7 +324,7 @@ class StalenessGate:
         return late
 
     def _selected(self, group: ReadyGroup, steps: tuple[int, ...]) -> ReadyGroup:
-        """Its age and what is late of it are settled once, whatever is undone or put back later."""
+        """Settle the age of a group and what is late of it, once, whatever is undone or put back later."""
         if group.selected_at is not None:
             return group
         within = self._within_bound(group)
@@ -327,8 +337,8 @@ class StalenessGate:
         return msgspec.structs.replace(group, samples=samples)
 
     def _leaves_room(self, chosen: list[ReadyGroup]) -> bool:
-        """Whether, with `chosen` trained now, every other outstanding group can still train in time. When none runs
-        there is nothing to wait for: groups that a rollback returned have taken the room."""
+        """Return whether, with `chosen` trained now, every other outstanding group can still train in time. When
+        none runs there is nothing to wait for: groups that a rollback returned have taken the room."""
         if not self._running:
             return True
         taken = {group.ticket.number for group in chosen}
@@ -346,21 +356,21 @@ class StalenessGate:
 
 
 def of_policy(policy: str, samples: Samples) -> Samples:
-    """The samples without what other policies sampled."""
+    """Drop the samples that other policies generated."""
     if all(sample.policy == policy for row in samples for sample in row):
         return samples
     return tuple(tuple(sample for sample in row if sample.policy == policy) for row in samples)
 
 
 def oldest_step(samples: Samples, history: VersionHistory) -> int | None:
-    """The oldest step whose weights sampled a token in the loss; None when there are no such tokens."""
+    """Return the oldest step whose weights sampled a token in the loss, or None when no token is in it."""
     versions = [sample.versions[sample.loss_mask] for row in samples for sample in row]
     joined = np.concatenate(versions) if versions else np.empty(0, dtype=np.int32)
     return int(history.steps_of(joined).min()) if joined.size else None
 
 
 def masked_before(floor: int, samples: Samples, history: VersionHistory) -> Samples:
-    """The samples, with tokens of steps before `floor` taken out of the loss."""
+    """Take tokens of steps before `floor` out of the loss."""
     return tuple(
         tuple(sample.in_loss_where(history.steps_of(sample.versions) >= floor) for sample in row)
         for row in samples
@@ -368,7 +378,7 @@ def masked_before(floor: int, samples: Samples, history: VersionHistory) -> Samp
 
 
 def _order(group: ReadyGroup) -> tuple[bool, int, int]:
-    """What a rollback returned comes first, in the order in which it was selected; then the earliest deadline."""
+    """Sort groups that a rollback returned first, in the order in which they were selected; then by deadline."""
     is_new = group.selected_at is None
     return is_new, group.deadline if group.selected_at is None else group.selected_at, group.ticket.number
 

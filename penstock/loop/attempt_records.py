@@ -1,7 +1,8 @@
-"""What the journal holds: one record for everything that happens to an attempt, a version or a checkpoint.
+"""Defines what the journal holds: one record for everything that happens to an attempt, a version or a
+checkpoint.
 
-Tasks are kept by id, with their prompt for people to read: their columns may be anything, and come from the tasks
-again. They are written as msgpack (`penstock.records.codec`).
+Tasks are kept by id, with their prompt for people to read: their columns may be anything and are read from
+the tasks again. Records are written as msgpack (`penstock.records.codec`).
 """
 
 from collections.abc import Collection, Sequence
@@ -33,26 +34,26 @@ class GroupAdmitted(Record, frozen=True, kw_only=True, tag="admitted"):
 
 
 class GroupResumed(Record, frozen=True, kw_only=True, tag="group_resumed"):
-    """A group that was under way before a restart goes on, with what it has."""
+    """A group that was under way before a restart continues with what it has."""
 
     number: int
 
 
 class EpisodeEnded(Record, frozen=True, kw_only=True, tag="episode"):
-    """An episode of a group that still runs is over."""
+    """One episode of a running group is over."""
 
     number: int
     episode: Episode
 
 
 class GroupGenerated(Record, frozen=True, kw_only=True, tag="generated"):
-    """All episodes of a group are over: it is being scored."""
+    """All episodes of a group are over, and it is being scored."""
 
     number: int
 
 
 class GroupScored(Record, frozen=True, kw_only=True, tag="scored"):
-    """A group is finished and scored: it waits for its step."""
+    """A group is scored and waits for its step."""
 
     number: int
     scored: ScoredGroup
@@ -67,7 +68,7 @@ class GroupScored(Record, frozen=True, kw_only=True, tag="scored"):
 
 
 class GroupsSelected(Record, frozen=True, kw_only=True, tag="selected"):
-    """Groups were taken for the step that the weights of `step` train: that is how old they count from now on."""
+    """Groups were taken for the step that the weights of `step` train. Their age counts from here."""
 
     step: int
     numbers: tuple[int, ...]
@@ -90,7 +91,7 @@ class GroupDropped(Record, frozen=True, kw_only=True, tag="dropped"):
 
 
 class VersionIssued(Record, frozen=True, kw_only=True, tag="version"):
-    """A number for the weights of a policy that a step makes."""
+    """A step's weights get a version number of a policy."""
 
     policy: str = DEFAULT_POLICY
     version: int
@@ -98,13 +99,13 @@ class VersionIssued(Record, frozen=True, kw_only=True, tag="version"):
 
 
 class CheckpointKept(Record, frozen=True, kw_only=True, tag="checkpoint"):
-    """No run will go on from before this step: what it trained on is trained for good."""
+    """A checkpoint is safe: no run will resume from before this step, so what it trained on is trained for good."""
 
     step: int
 
 
 class Standing(Record, frozen=True, kw_only=True):
-    """What the records before a point add up to, besides the groups themselves."""
+    """Sums up the records before a point, besides the groups themselves."""
 
     num_admitted: int = 0
     num_taken: int = 0
@@ -115,11 +116,11 @@ class Standing(Record, frozen=True, kw_only=True):
     """By policy, the step of every version issued so far."""
     step: int = 0
     covered: int = 0
-    """The run may go on from checkpoints of this step and later ones; for older ones too much is gone."""
+    """The run may resume from checkpoints of this step and later ones; for older ones too much is gone."""
 
 
 class RunResumed(Record, frozen=True, kw_only=True, tag="resumed"):
-    """A run goes on from the checkpoint of a step; what was trained later is undone."""
+    """A run resumes from the checkpoint of a step; what was trained later is undone."""
 
     step: int
     standing: Standing | None = None
@@ -149,7 +150,7 @@ def from_bytes(data: bytes) -> AttemptRecord:
 
 
 def groups_of(record: AttemptRecord) -> Collection[int]:
-    """The numbers of the groups that a record speaks of."""
+    """Return the numbers of the groups that a record concerns."""
     match record:
         case GroupAdmitted():
             return (record.ticket.number,)
@@ -163,8 +164,8 @@ def groups_of(record: AttemptRecord) -> Collection[int]:
 
 
 def encode_commit(records: Sequence[AttemptRecord]) -> list[bytes]:
-    """Encode what one commit of the journal keeps. What a group did that ends in the same commit is left out: it is
-    in the record of its end, or gone with it."""
+    """Encode what one commit of the journal keeps. The progress of a group that ends in the same commit is left
+    out: the record of its end contains it or makes it worthless."""
     over = {one.number for one in records if isinstance(one, GroupScored | GroupDropped)}
     return [
         encode(one)
@@ -174,7 +175,8 @@ def encode_commit(records: Sequence[AttemptRecord]) -> list[bytes]:
 
 
 def scored_record(number: int, scored: ScoredGroup, samples: Samples | None) -> GroupScored:
-    """`samples` are those of its episodes after selection; None when it took nothing out."""
+    """Make the record of a scored group. `samples` are those of its episodes after selection; None when
+    selection took nothing out."""
     bare = msgspec.structs.replace(scored.group.task, columns={})
     group = msgspec.structs.replace(scored.group, task=bare)
     if samples is None:
@@ -185,7 +187,7 @@ def scored_record(number: int, scored: ScoredGroup, samples: Samples | None) -> 
 
 
 def samples_of(record: GroupScored, scored: ScoredGroup) -> Samples:
-    """The samples that the buffer had, from what was recorded of them."""
+    """Rebuild the samples that the buffer had from the record."""
     rows = []
     for index, kept in enumerate(record.in_loss):
         samples = scored.samples(index)

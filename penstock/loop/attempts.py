@@ -1,12 +1,12 @@
-"""The attempts of a run, folded from their records: the one definition of their states and of what may follow what.
+"""Folds the attempts of a run from their records: it alone defines their states and what may follow what.
 
     issued ─► running ─► generated ─► scored ─► trained@step
       └─────────┴────────────┴───────────┴────► dropped(reason)
 
-An attempt is `issued` when it is admitted, `running` from its first token or episode that a record has, and
-`generated` when all its episodes are over. Records are written together, so states may be passed over.
-`trained` is provisional until a checkpoint at or past its step is kept; a run that goes on from an older one has
-the group `scored` again.
+An attempt is `issued` when it is admitted, `running` from the first token or episode in a record, and
+`generated` when all its episodes are over. Records are written together, so an attempt may skip states.
+`trained` is provisional until a checkpoint at or past its step is kept; a run that resumes from an older one
+has the group `scored` again.
 """
 
 from collections import Counter
@@ -38,7 +38,7 @@ from penstock.records import PartialGroup, Record, WorkProgressed
 
 
 class AttemptState(StrEnum):
-    """Where an attempt at a task stands."""
+    """Names the stages of an attempt at a task."""
 
     ISSUED = "issued"
     RUNNING = "running"
@@ -59,12 +59,12 @@ MAY_BECOME: dict[AttemptState, tuple[AttemptState, ...]] = {
 }
 """Besides: a restart makes what is under way `issued` again, and a rollback makes `trained` `scored` again."""
 UNDER_WAY = (ISSUED, RUNNING, GENERATED)
-"""Not scored yet: a run that goes on begins there again, with what it has."""
+"""Not scored yet: a resumed run starts there again, with what the group has."""
 
 
 @dataclass(slots=True)
 class Attempt:
-    """What is known of one attempt at a task."""
+    """Holds what the records say about one attempt at a task."""
 
     ticket: Ticket
     task_id: str
@@ -89,7 +89,7 @@ class Attempt:
     scored_s: float | None = None
 
     def is_over(self, step: int) -> bool:
-        """Whether no run that goes on from `step` or later can need it."""
+        """Return whether no run that resumes from `step` or later can need it."""
         return self.state == DROPPED or (self.step is not None and self.step <= step)
 
     def trained_after(self, step: int) -> bool:
@@ -97,7 +97,7 @@ class Attempt:
 
 
 class Forgotten(Record, frozen=True, kw_only=True):
-    """What stands for segments of the journal that are gone."""
+    """Stands for journal segments that were deleted."""
 
     standing: Standing = Standing()
     """At the end of the last of them."""
@@ -109,8 +109,8 @@ class Forgotten(Record, frozen=True, kw_only=True):
 
 
 class Attempts:
-    """All attempts of a run, by the number of their group. `keeps_content` keeps what groups consist of, for a
-    run that goes on with them."""
+    """Keeps all attempts of a run by the number of their group. `keeps_content` also keeps the groups
+    themselves, for a run that resumes with them."""
 
     def __init__(self, forgotten: Forgotten | None = None, *, keeps_content: bool = False) -> None:
         self.forgotten = forgotten or Forgotten()
@@ -120,16 +120,18 @@ class Attempts:
         """Those of them that are not scored yet."""
         self.num_left = 0
         """How often a group has left a stage so far: it was generated, scored or dropped."""
+        self.watchers: list[Callable[[AttemptRecord], None]] = []
+        """Called with every record once it is applied."""
         self._keeps_content = keeps_content
         self._now: Callable[[], float] | None = None
 
     def follow(self, now: Callable[[], float]) -> None:
-        """From now on records are of this process, and of the moment at which they are applied. What groups consist
-        of is no longer kept: the buffer has it."""
+        """Time records as they are applied from now on: they are of this process. Groups themselves are no
+        longer kept, since the buffer has them."""
         self._keeps_content, self._now = False, now
 
     def apply(self, record: AttemptRecord) -> None:
-        """Raises `ValueError` for what can't follow, and changes nothing then."""
+        """Apply one record. Raises `ValueError` for a record that can't follow, and changes nothing then."""
         match record:
             case GroupAdmitted():
                 self._admit(record)
@@ -157,9 +159,11 @@ class Attempts:
                 self._roll_back(record)
             case CheckpointKept():
                 self._release(record.step)
+        for watch in self.watchers:
+            watch(record)
 
-    def let_go(self) -> None:
-        """Forget what groups consist of: the buffer has it now."""
+    def forget_contents(self) -> None:
+        """Forget the groups themselves: the buffer has them now."""
         for attempt in self.by_number.values():
             attempt.scored = attempt.partial = None
 
@@ -167,26 +171,26 @@ class Attempts:
         return [one for one in self.by_number.values() if one.trained_after(step)]
 
     def counts(self) -> Counter[str]:
-        """Groups by state, forgotten ones included."""
+        """Count groups by state, forgotten ones included."""
         found = Counter[str](one.state.value for one in self.by_number.values())
         found.update({TRAINED: self.forgotten.trained, DROPPED: sum(self.forgotten.dropped.values())})
         return +found
 
     def drops(self) -> Counter[str]:
-        """Dropped groups by reason, forgotten ones included."""
+        """Count dropped groups by reason, forgotten ones included."""
         reasons = Counter(one.reason for one in self.by_number.values() if one.state == DROPPED)
         return reasons + Counter(self.forgotten.dropped)
 
     def num_again(self, step: int) -> int:
-        """How many steps a run that goes on from `step` makes again, from the groups selected for them."""
+        """Return how many steps a run that resumes from `step` repeats with the groups selected for them."""
         returned = [one for one in self.by_number.values() if one.state == SCORED or one.trained_after(step)]
         return len({one.selected_at for one in returned} - {None})
 
     def forget(
         self, numbers: Sequence[int], standing: Standing | None = None, over: Mapping[int, int] | None = None
     ) -> None:
-        """Groups that are over are only counted from now on. A journal says where it stands at its new beginning,
-        and which of them it still speaks of behind that."""
+        """Keep only counts of groups that are over. A journal passes its totals at its new beginning, and the
+        groups that its later segments still mention."""
         gone = [self.by_number.pop(number) for number in numbers]
         dropped = Counter(one.reason for one in gone if one.state == DROPPED)
         self.forgotten = Forgotten(
@@ -216,7 +220,7 @@ class Attempts:
     def _resume(self, record: GroupResumed) -> None:
         for attempt in self._known((record.number,)):
             if attempt.state not in UNDER_WAY:
-                raise ValueError(f"group {record.number} is {attempt.state}, so it can't go on")
+                raise ValueError(f"group {record.number} is {attempt.state}, so it can't be resumed")
             attempt.state, attempt.began_s = ISSUED, self._moment()
 
     def _end_episode(self, record: EpisodeEnded) -> None:
@@ -226,7 +230,7 @@ class Attempts:
                 _work_of(attempt).end_episode(record.episode)
 
     def _progress(self, record: WorkProgressed) -> None:
-        """Groups that have ended meanwhile are passed over: their own records say more."""
+        """Note progress. Groups that have ended meanwhile are skipped: their own records say more."""
         for number in record.groups:
             attempt = self.under_way.get(number)
             if attempt is not None:
@@ -254,7 +258,7 @@ class Attempts:
             self._set_age(attempt, record.step)
 
     def _set_age(self, attempt: Attempt, step: int) -> None:
-        """The first selection settles the age of a group for good."""
+        """Settle the age of a group at its first selection, for good."""
         if attempt.selected_at is None:
             attempt.selected_at = step
             if self._keeps_content:
@@ -290,7 +294,7 @@ class Attempts:
                 attempt.scored, attempt.steps_at_selection = None, {}
 
     def _move(self, numbers: Iterable[int], state: AttemptState) -> list[Attempt]:
-        """Change the state of all of them or of none; groups that are forgotten are passed over."""
+        """Change the state of all these attempts or of none; forgotten groups are skipped."""
         attempts = self._known(numbers)
         for attempt in attempts:
             if state not in MAY_BECOME[attempt.state]:
@@ -305,7 +309,7 @@ class Attempts:
         return attempts
 
     def _known(self, numbers: Iterable[int]) -> list[Attempt]:
-        """The attempts of these numbers, without those that are forgotten."""
+        """Return the attempts of these numbers, without those that are forgotten."""
         attempts = []
         for number in numbers:
             attempt = self.by_number.get(number)

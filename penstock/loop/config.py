@@ -1,4 +1,4 @@
-"""The `staleness` section: how old a token may be when it is trained on."""
+"""Defines the `staleness` section: how old a token may be when it is trained on."""
 
 from typing import Literal
 
@@ -8,7 +8,7 @@ from penstock.config import Section
 
 
 class StalenessConfig(Section):
-    """How old a token may be when it is trained on."""
+    """Bounds how old a token may be when it is trained on."""
 
     max_staleness: int = Field(default=4, ge=0)
     """The bound, in updates between the weights that sampled a token and the weights that train on it.
@@ -38,7 +38,7 @@ class StalenessConfig(Section):
 
     @property
     def loosest(self) -> int:
-        """The bound that admission never exceeds."""
+        """Return the bound that admission never exceeds."""
         return self.adaptive_max if self.adaptive else self.max_staleness
 
     @model_validator(mode="after")

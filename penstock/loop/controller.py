@@ -1,12 +1,12 @@
-"""The loop: generation on one side, training on the other, the buffer between them.
+"""Runs the loop: generation on one side, training on the other, the buffer between them.
 
       feed ─ admit ─► produce: rollout ─ score ─► buffer ─► train: plan ─ step ─┐
                         ▲                                                       │ snapshot
                         └── engines ◄── weight sync (beside the next step) ◄────┘
 
-`group_production.py` is the left half, `step_runner.py` one step on every rank; here is what joins them. Everything
-it needs is passed in behind interfaces, and the only clock is the event loop's, so the same code drives real
-processes and simulated ones.
+`group_production.py` is the left half, `step_runner.py` runs one step on every rank; this module joins them.
+Everything it needs is passed in behind interfaces, and its only clock is the event loop's, so the same code
+drives real processes and simulated ones.
 """
 
 import asyncio
@@ -51,9 +51,9 @@ class Controller:
         checkpoints: Checkpoints | None = None,
         trained_groups: TrainedGroups | None = None,
     ) -> None:
-        """`starting_updates` is how many updates bring an engine to the weights of the start: an adapter comes
-        after the weights below it. `trained_groups` gives those of undone steps back; None: only their tasks are
-        known."""
+        """`starting_updates` is how many updates bring an engine to the starting weights: two for an adapter,
+        which comes after the weights below it. `trained_groups` gives the groups of undone steps back; with
+        None only their tasks are known."""
         self.sync = sync
         self.buffer = buffer
         self.activity = activity
@@ -69,7 +69,7 @@ class Controller:
         self._trained_groups = trained_groups
         self._stopping = False
         self.is_training = True
-        """Until the last step is done: after that a trainer that is lost can't go on."""
+        """Until the last step is done. A trainer lost after that is not restarted."""
         self._is_published = True
         """Whether the weights of the last step have a version."""
         self._stepped = asyncio.Event()
@@ -84,12 +84,12 @@ class Controller:
         """Held during a step: what is published belongs to the step that the gate counts."""
 
     def stop(self) -> None:
-        """End after the step in progress."""
+        """Stop after the step in progress."""
         self._stopping = True
         self.buffer.close()
 
     async def start(self) -> None:
-        """Bring every engine to the trainer's starting weights, verified."""
+        """Bring every engine to the trainer's starting weights and verify them."""
         try:
             await self._deliver_start()
         except TrainerLost:  # its revival does this too
@@ -105,12 +105,12 @@ class Controller:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the trainer's weights can be published."""
+        """Return whether the trainer's weights can be published."""
         return self._started.is_set() and self._trainer_there.is_set()
 
     async def republish(self) -> None:
-        """Publish the present weights under a new version: an engine has joined that has none. A trainer that is
-        lost meanwhile brings its own when it comes back."""
+        """Publish the present weights under a new version, because an engine without weights has joined. If the
+        trainer is lost meanwhile, its restart publishes them."""
         await self._started.wait()
         with contextlib.suppress(TrainerLost):
             async with self._stepping:
@@ -122,7 +122,7 @@ class Controller:
             await self.sync.serve(Offer(version=version, made_s=self._now()))
 
     async def bring_below_adapter(self, engine: Engine) -> None:
-        """An engine that joins a run which trains an adapter gets the weights below it; other engines have them."""
+        """Send the weights below the adapter to an engine that joins a run which trains an adapter."""
         await self._started.wait()
         await self._trainer_there.wait()
         if self._starting_updates > 1:
@@ -130,23 +130,25 @@ class Controller:
                 await self.sync.send_again(self._first_version, engine)
 
     def shrink_steps(self) -> str | None:
-        """Make micro-batches smaller from now on, since the trainer ran out of memory; returns a word on that."""
+        """Make micro-batches smaller from now on, because the trainer ran out of memory. Returns a sentence
+        about it."""
         return self._runner.shrink()
 
     def trainer_lost(self) -> None:
-        """No step begins before `roll_back`. Generation goes on."""
+        """Begin no step before `roll_back`. Generation continues."""
         self._trainer_there.clear()
 
     async def pause(self) -> int:
-        """Wait until nothing waits for the trainer that is gone; returns the next one's first version."""
+        """Wait until nothing waits for the lost trainer. Returns the first version of the next one."""
         async with self._stepping:
             self.activity.trainer = "gone, another one is starting"
             await self.sync.pause()
             return self.buffer.gate.history.newest + 1
 
     async def roll_back(self, step: int, consumed: tuple[tuple[int, int], ...]) -> None:
-        """Another trainer has started from the checkpoint of `step`, which had trained on the groups `consumed`.
-        Steps after it are undone: their groups are trained again, or their tasks are tried again."""
+        """Continue with another trainer, which has started from the checkpoint of `step` and has trained on the
+        groups `consumed`. Steps after it are undone: their groups are trained again, or their tasks are tried
+        again."""
         async with self._stepping:
             undone = self.buffer.gate.step - step
             returned = await self._return_groups(step)
@@ -157,15 +159,15 @@ class Controller:
                 self._checkpoints.rolled_back(step)
             self.sync.resume()
         self._events.log(
-            f"the trainer goes on from step {step}: {undone} steps are undone, {len(returned)} of their groups are "
+            f"the trainer resumes from step {step}: {undone} steps are undone, {len(returned)} of their groups are "
             "trained again"
         )
         await self._deliver_start()
         self._trainer_there.set()
 
     async def _return_groups(self, step: int) -> Sequence[ReadyGroup]:
-        """Bring back the groups of the steps after `step`. Without a journal only their tasks are known, and tried
-        again."""
+        """Return the groups of the steps after `step` to the buffer. Without a journal only their tasks are
+        known, and are tried again."""
         log = self.buffer.log
         if self._trained_groups is None:
             gone = log.attempts.trained_after(step)
@@ -180,7 +182,7 @@ class Controller:
         return back.ready
 
     async def run(self) -> None:
-        """The whole training. Returns when engines serve the last version."""
+        """Run the whole training. Returns when engines serve the last version."""
         async with asyncio.TaskGroup() as background:
             feeding = background.create_task(self._production.feed(background))
             background.create_task(self.sync.run())
@@ -194,8 +196,8 @@ class Controller:
             self.sync.finish()
             self.is_training = False
 
-    def stand(self) -> Resume:
-        """All that another controller needs to go on from here, between two steps."""
+    def resume_point(self) -> Resume:
+        """Return all that another controller needs to continue from here, between two steps."""
         gate = self.buffer.gate.state()
         tickets = [*gate.running, *(group.ticket for group in gate.ready)]
         attempts = self.buffer.log.attempts.by_number
@@ -204,7 +206,7 @@ class Controller:
 
     @property
     def steps_done(self) -> int:
-        """How many steps the surviving history has, those of earlier sessions included."""
+        """Return how many steps the surviving history has, those of earlier sessions included."""
         return self.buffer.gate.step
 
     async def reached(self, step: int) -> None:
@@ -238,9 +240,9 @@ class Controller:
         waited_s: float,
         waits: dict[str, float],
     ) -> None:
-        """Train on the groups, and offer the weights if it is their turn. The checkpoint comes before the offer: a
-        synchronous run admits nothing before its engines have the new weights, so that no group is under way in its
-        checkpoints."""
+        """Train on the groups, and offer the weights if it is their turn. The checkpoint comes before the offer:
+        a synchronous run admits nothing before its engines have the new weights, so no group is under way in
+        its checkpoints."""
         self.activity.trainer = f"step {number}"
         publishes = number % self._publish_every == 0 or number == self._steps
         version = self.sync.issue(number) if publishes else None
@@ -268,14 +270,14 @@ class Controller:
         self._events.trained(step, bound)
         if self._checkpoints is not None and self._checkpoints.is_due(number):
             self.activity.trainer = f"checkpoint of step {number}"
-            await self._checkpoints.begin(self.stand())
+            await self._checkpoints.begin(self.resume_point())
             background.create_task(self._checkpoints.settle())
         if version is not None:
             snapshot_s = max(result.seconds.get("snapshot", 0.0) for result in results)
             await self.sync.offer(Offer(version=version, made_s=step.time_s, snapshot_s=snapshot_s))
 
     async def _publish_last(self) -> None:
-        """A run that was stopped between two publications ends with its last weights served too."""
+        """Serve the last weights of a run that was stopped between two publications."""
         if not self._is_published:
             version = self.sync.issue(self.buffer.gate.step)
             await self._trainer.snapshot(version)

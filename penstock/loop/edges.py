@@ -1,4 +1,4 @@
-"""What the loop sees of the rest: protocols that real processes, simulations and tests implement.
+"""Declares what the loop sees of the rest: protocols that real processes, simulations and tests implement.
 
 Engines, trainers, scorers and blob stores are in `penstock.records.interfaces`, the log of attempts in
 `group_log.py`.
@@ -25,7 +25,7 @@ from penstock.records import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delivered:
-    """A version that every engine serves, and what that took."""
+    """Describes a version that every engine serves, and what it took."""
 
     receipt: UpdateReceipt
     snapshot_s: float
@@ -36,28 +36,21 @@ class Delivered:
 
 
 class LoopEvents(Protocol):
-    """The loop tells it what happens (`penstock.run.controller_events.ControllerEvents`)."""
+    """Hears what happens in the loop (`penstock.run.controller_events.ControllerEvents`). The stages of groups
+    do not come here: they follow from the records."""
 
     def now(self) -> float: ...
 
     def log(self, line: str) -> None:
-        """Tell a line to the person who watches."""
+        """Show a line to the user."""
 
     def measure(self, track: str, name: str, /, **attributes: int | str) -> AbstractContextManager[None]:
-        """Tell how long a block took, as a span."""
+        """Report how long a block took, as a span."""
 
     def admission_blocked(self, start: float, reason: str) -> None: ...
 
-    def begin_group(self, group: int) -> None: ...
-
-    def generated(self, group: int) -> None: ...
-
-    def scored(self, group: int) -> None: ...
-
-    def end_group(self, group: int) -> None: ...
-
     def waited(self, start: float, taken: StepGroups) -> dict[str, float]:
-        """The trainer has waited for these groups since `start`: what for, in seconds."""
+        """Note that the trainer has waited for these groups since `start`. Returns the seconds by cause."""
 
     def trained(self, step: TrainedStep, max_staleness: int) -> None: ...
 
@@ -79,22 +72,22 @@ class GroupRunner(Protocol):
 
 
 class Ranks(Protocol):
-    """The ranks of a trainer (`penstock.processes.trainer_group.TrainerGroup`)."""
+    """Runs steps on the ranks of a trainer (`penstock.processes.trainer_group.TrainerGroup`)."""
 
     async def run(self, plans: Sequence[StepPlan]) -> list[StepResult]:
-        """One optimizer step: a plan for each part of the data."""
+        """Make one optimizer step, with a plan for each part of the data."""
 
 
 class Checkpoints(Protocol):
-    """Where a run's state goes between steps (`penstock.durability.checkpoints.Checkpoints`)."""
+    """Keeps a run's state between steps (`penstock.durability.checkpoints.Checkpoints`)."""
 
     def is_due(self, step: int) -> bool: ...
 
-    async def begin(self, stand: Resume) -> None:
-        """Copy what belongs to one; it is written beside the next steps."""
+    async def begin(self, point: Resume) -> None:
+        """Copy what belongs to a checkpoint; it is written beside the next steps."""
 
     async def settle(self) -> None:
-        """Wait until the one that was begun is durable."""
+        """Wait until the checkpoint that was begun is durable."""
 
     def rolled_back(self, step: int) -> None:
-        """Steps after this one are undone."""
+        """Forget the steps after this one, which are undone."""

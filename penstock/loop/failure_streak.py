@@ -1,5 +1,4 @@
-"""Failure that repeats: when group after group fails, a run has stopped learning, and would go on for
-ever."""
+"""Ends a run in which group after group fails: it has stopped learning and would never end by itself."""
 
 from collections import Counter, deque
 
@@ -25,26 +24,26 @@ LOOK_AT = {
 
 
 class FailureStreak:
-    """Counts groups that failed in a row, and how many of the last did. Drops for staleness or by selection are
-    not counted."""
+    """Counts groups that failed in a row, and how many of the last ones did. Drops for staleness or by selection
+    do not count."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._reasons: Counter[str] = Counter()
         self._last: deque[str] = deque(maxlen=WATCHED)
         """Why each of the last groups failed; "" for a good one."""
-        self._until_told = WATCHED
+        self._until_warning = WATCHED
 
     def good(self) -> None:
         self._reasons.clear()
         self._note("")
 
     def rate_words(self) -> str | None:
-        """What to tell a person when many of the last groups failed; once for as many groups as are watched."""
+        """Return a warning when many of the last groups failed, at most once per window of groups."""
         failed = Counter(reason for reason in self._last if reason)
-        if self._until_told > 0 or failed.total() < TOO_MANY * WATCHED:
+        if self._until_warning > 0 or failed.total() < TOO_MANY * WATCHED:
             return None
-        self._until_told = WATCHED
+        self._until_warning = WATCHED
         most, _ = failed.most_common(1)[0]
         why = ", ".join(f"{count} {reason}" for reason, count in failed.most_common())
         look = LOOK_AT.get(most, "look at the logs in the run folder")
@@ -52,10 +51,11 @@ class FailureStreak:
 
     def _note(self, reason: str) -> None:
         self._last.append(reason)
-        self._until_told -= 1
+        self._until_warning -= 1
 
     def failed(self, reason: str, message: str) -> UserError | None:
-        """What ends the run, when this failure is one too many. The message is that of the last failure."""
+        """Count a failure, and return the error that ends the run when it is one too many. Its message is that
+        of the last failure."""
         self._reasons[reason] += 1
         self._note(reason)
         if self._reasons.total() < self._limit:
@@ -67,5 +67,5 @@ class FailureStreak:
 
 
 def limit_of(setting: int, groups_per_step: int, max_staleness: int) -> int:
-    """How many failures in a row end a run; a setting of 0 means the default of this module."""
+    """Return how many failures in a row end a run; 0 means the default of this module."""
     return setting or max(AT_LEAST, STEPS * groups_per_step, (max_staleness + 1) * groups_per_step + 1)

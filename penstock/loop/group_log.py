@@ -1,9 +1,9 @@
-"""Where the records of a run's attempts go: nowhere, into memory, or onto a disk (`durable_log`).
+"""Keeps the records of a run's attempts: nowhere, in memory, or on a disk (`durable_log`).
 
     GroupAdmitted ─► GroupGenerated ─► GroupScored ─► GroupsTrained
           └────────────────┴────────────────┴───────► GroupDropped
 
-Every log folds its records into `attempts`, which says where each group stands.
+Every log folds its records into `attempts`, which says in which state each group is.
 """
 
 import asyncio
@@ -17,23 +17,25 @@ from penstock.records.interfaces import BlobStore
 
 
 class GroupLog(Protocol):
-    """Every group ends exactly once: trained or dropped. An append that raises ends the run."""
+    """Every group ends exactly once: trained or dropped. An append that raises an error ends the run."""
 
     attempts: Attempts
     """What was appended so far."""
 
-    def append(self, record: AttemptRecord, *, hurry: bool = False) -> Awaitable[None]:
-        """The record counts at once, but for a scored group, which counts when its blobs are safe. The answer is to
-        be awaited: it ends when the record is as safe as its kind must be. It may be left for `GroupResumed`,
-        `EpisodeEnded`, `GroupGenerated`, `GroupsSelected`, `VersionIssued`, and `WorkProgressed` without calls.
-        `hurry`: a step waits for this group."""
+    def append(self, record: AttemptRecord, *, urgent: bool = False) -> Awaitable[None]:
+        """Apply the record at once, except a scored group, which counts when its blobs are safe.
+
+        Await the answer: it ends when the record is as durable as its kind must be. For `GroupResumed`,
+        `EpisodeEnded`, `GroupGenerated`, `GroupsSelected`, `VersionIssued` and `WorkProgressed` without calls
+        it need not be awaited. `urgent`: a step waits for this group.
+        """
 
     async def durable(self) -> None:
-        """Wait until everything so far is safe: before anything that outlives the run depends on it."""
+        """Wait until everything so far is durable, before anything that outlives the run depends on it."""
 
 
 class Done:
-    """An awaitable that ends at once: there is nothing to wait for."""
+    """Ends at once when it is awaited: there is nothing to wait for."""
 
     def __await__(self) -> Generator[None, None, None]:
         return
@@ -44,12 +46,12 @@ DONE = Done()
 
 
 class NoGroupLog:
-    """Keeps nothing: for a buffer that is used by itself."""
+    """Keeps nothing, for a buffer that is used by itself."""
 
     def __init__(self) -> None:
         self.attempts = Attempts()
 
-    def append(self, record: AttemptRecord, *, hurry: bool = False) -> Awaitable[None]:
+    def append(self, record: AttemptRecord, *, urgent: bool = False) -> Awaitable[None]:
         return DONE
 
     async def durable(self) -> None:
@@ -57,13 +59,13 @@ class NoGroupLog:
 
 
 class MemoryGroupLog:
-    """Keeps the attempts that a trainer could still go back to: for runs that need not survive a crash."""
+    """Keeps the attempts to which a trainer could still be rolled back, for runs that need not survive a crash."""
 
     def __init__(self) -> None:
         self.attempts = Attempts()
         self.attempts.follow(_loop_time)
 
-    def append(self, record: AttemptRecord, *, hurry: bool = False) -> Awaitable[None]:
+    def append(self, record: AttemptRecord, *, urgent: bool = False) -> Awaitable[None]:
         self.attempts.apply(record)
         if isinstance(record, CheckpointKept):
             attempts = self.attempts.by_number.items()
@@ -75,8 +77,8 @@ class MemoryGroupLog:
 
 
 class CleaningLog:
-    """A `GroupLog` around another that deletes the blobs of groups that have ended: the one place where blobs go
-    before the run does. A log that may give ended groups back to the buffer has copies of them."""
+    """Wraps a `GroupLog` and deletes the blobs of groups that have ended. No other code deletes blobs before the
+    run ends. A log that may return ended groups to the buffer has copies of them."""
 
     def __init__(self, log: GroupLog, blobs: BlobStore) -> None:
         self.attempts = log.attempts
@@ -84,17 +86,17 @@ class CleaningLog:
         self._log = log
         self._blobs = blobs
 
-    def append(self, record: AttemptRecord, *, hurry: bool = False) -> Awaitable[None]:
-        told = self._log.append(record, hurry=hurry)
+    def append(self, record: AttemptRecord, *, urgent: bool = False) -> Awaitable[None]:
+        appended = self._log.append(record, urgent=urgent)
         match record:
             case GroupsTrained():
-                return self._clean(told, record.numbers)
+                return self._clean(appended, record.numbers)
             case GroupDropped():
-                return self._clean(told, (record.number,))
-        return told
+                return self._clean(appended, (record.number,))
+        return appended
 
-    async def _clean(self, told: Awaitable[None], numbers: tuple[int, ...]) -> None:
-        await told
+    async def _clean(self, appended: Awaitable[None], numbers: tuple[int, ...]) -> None:
+        await appended
         for number in numbers:
             self._blobs.delete(group_scope(number))
 

@@ -1,8 +1,8 @@
-"""The left half of the loop: from a task to a scored group in the buffer.
+"""Produces groups, the left half of the loop: from a task to a scored group in the buffer.
 
     feed ─ admit ─► produce: rollout ─ score ─► buffer
 
-What goes wrong with a group costs that group, with a reason.
+A failure drops only its group, with a reason.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ LOST_BLOB = "lost_blob"
 
 
 class TaskSource(Protocol):
-    """What production needs of a stream of tasks (`penstock.tasks.stream.TaskStream` is one)."""
+    """Gives production its tasks (`penstock.tasks.stream.TaskStream` is one)."""
 
     def next(self) -> Task: ...
 
@@ -39,7 +39,7 @@ class TaskSource(Protocol):
 
     @property
     def num_taken(self) -> int:
-        """New tasks taken so far; one that was put back and taken again counts once."""
+        """Return how many new tasks were taken so far; one that was put back and taken again counts once."""
 
 
 class GroupProduction:
@@ -76,8 +76,8 @@ class GroupProduction:
         self._producing: set[asyncio.Task[None]] = set()
 
     async def feed(self, background: asyncio.TaskGroup) -> None:
-        """Start groups until the buffer closes: first those that were under way before a restart, then as many as
-        may be admitted."""
+        """Start groups until the buffer closes: first those that were under way before a restart, then as many
+        as may be admitted."""
         try:
             if self._resume is not None:
                 await self._resume_groups(background, self._resume)
@@ -109,7 +109,7 @@ class GroupProduction:
             self._tasks.put_back(self._tasks.task(task_id))
 
     def _kept_versions(self, number: int) -> IntArray:
-        """The versions of the tokens that a group has from before a restart."""
+        """Return the versions of the tokens that a group has from before a restart."""
         versions = self._partial.get(number, PartialGroup()).versions(self._buffer.gate.history.policy)
         return np.concatenate(versions) if versions else NO_VERSIONS
 
@@ -119,17 +119,16 @@ class GroupProduction:
         producing.add_done_callback(self._producing.discard)
 
     async def _produce(self, ticket: Ticket, task: Task) -> None:
-        """One group, from its task to the buffer. What goes wrong costs the group, with a reason."""
+        """Bring one group from its task to the buffer. A failure drops the group, with a reason."""
         number = ticket.number
         ended: list[Episode] = []
         done = self._partial.pop(number, PartialGroup())
         scoring = GroupScoring(self._scorer, task, number=number, known=done.scores, log=self._buffer.log)
-        self._events.begin_group(number)
         try:
             async with scoring:
                 group = await self._generate(number, task, scoring, ended, done)
                 check_group(self._blobs, group)
-                scored = await self._score(group, scoring)
+                scored = ScoredGroup(group=group, scores=await scoring.scores(group))
             self._failures.good()
             selected = select(scored, self._selection)
             if selected.drop is not None:
@@ -142,14 +141,12 @@ class GroupProduction:
             await self._fail(Group.of(number, task, ended), LOST_BLOB, str(error))
         except (RolloutFailed, ScoringFailed) as error:
             await self._fail(Group.of(number, task, ended), error.reason, str(error))
-        finally:
-            self._events.end_group(number)
 
     async def _generate(
         self, number: int, task: Task, scoring: GroupScoring, ended: list[Episode], done: PartialGroup
     ) -> Group:
-        """The group; its episodes are in `ended` as they end, whatever becomes of the others. `done` is what it has
-        done before."""
+        """Generate the group. Episodes are added to `ended` as they end, whether or not the others succeed.
+        `done` is what the group had done before a restart."""
         log = self._buffer.log
 
         def on_end(episode: Episode) -> None:
@@ -159,23 +156,14 @@ class GroupProduction:
             ended.append(episode)
             scoring.ended(episode)
 
-        try:
-            group = await self._runner.run_group(
-                number, task, ended=on_end, done=done.episodes, calls=tuple(done.calls.values())
-            )
-            log.append(GroupGenerated(number=number))
-            return group
-        finally:
-            self._events.generated(number)
-
-    async def _score(self, group: Group, scoring: GroupScoring) -> ScoredGroup:
-        try:
-            return ScoredGroup(group=group, scores=await scoring.scores(group))
-        finally:
-            self._events.scored(group.number)
+        group = await self._runner.run_group(
+            number, task, ended=on_end, done=done.episodes, calls=tuple(done.calls.values())
+        )
+        log.append(GroupGenerated(number=number))
+        return group
 
     async def _drop_filtered(self, scored: ScoredGroup, reason: str) -> None:
-        """Selection drops it. Selection that leaves nothing to learn from ends the run."""
+        """Drop a group that selection rejects. When selection leaves nothing to learn from, the run ends."""
         message = f"group {scored.group.number} has nothing to train on"
         await self._buffer.drop(scored.group, reason, message, scored.scores)
         self._filtered_in_a_row += 1

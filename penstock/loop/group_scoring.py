@@ -10,14 +10,15 @@ from penstock.records.interfaces import Scorer
 
 
 class GroupScoring:
-    """A context around the rollout of one group.
+    """Surrounds the rollout of one group, which scores its episodes.
 
         async with GroupScoring(scorer, task) as scoring:
             group = await runner.run_group(number, task, ended=scoring.ended)
             scores = await scoring.scores(group)
 
-    An episode that can't be scored costs the group at once: the others are given up, and the block ends with
-    `ScoringFailed`. What the block itself raises comes out as itself."""
+    An episode that can't be scored fails the group at once: the others are cancelled, and the block raises
+    `ScoringFailed`. An error of the block itself is raised unchanged.
+    """
 
     def __init__(
         self,
@@ -28,8 +29,8 @@ class GroupScoring:
         known: Mapping[int, Score] | None = None,
         log: GroupLog | None = None,
     ) -> None:
-        """`known` are scores from before a restart, by the index of their episode; each other one goes into the
-        `log` while episodes are scored one by one."""
+        """`known` are scores from before a restart, by the index of their episode. Every other score goes into
+        the `log` while episodes are scored one by one."""
         self._scorer = scorer
         self._task = task
         self._known = dict(known or {})
@@ -54,12 +55,12 @@ class GroupScoring:
             raise errors.exceptions[0] from None
 
     def ended(self, episode: Episode) -> None:
-        """An episode of the group is over. A failed one is not scored."""
+        """Begin to score an episode that is over. A failed one is not scored."""
         if episode.failure is None and not self._scorer.needs_group:
             self._early[id(episode)] = self._calls.create_task(self._score(episode))
 
     async def scores(self, group: Group) -> tuple[Score, ...]:
-        """One per episode of the finished group, in its order."""
+        """Return one score per episode of the finished group, in its order."""
         if self._scorer.needs_group:
             return await self._scorer.score(group)
         return tuple([await self._early[id(episode)] for episode in group.episodes])

@@ -1,8 +1,9 @@
-"""Which optimizer step each published version of a policy holds.
+"""Knows which optimizer step each published version of a policy holds.
 
 A version is a publish number: it only grows and is never reused, not even after a rollback. A step is an
-optimizer step of the surviving history, and steps can be rolled back. Undone steps whose groups came back are made
-again, from the same groups in the same order, so their versions keep their steps, and nothing ages meanwhile.
+optimizer step of the surviving history, and steps can be rolled back. Undone steps whose groups came back are
+made again, from the same groups in the same order, so their versions keep their steps, and nothing ages
+meanwhile.
 """
 
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from penstock.records import DEFAULT_POLICY, NOT_SAMPLED, IntArray
 
 
 class HistoryState(msgspec.Struct, frozen=True, kw_only=True):
-    """A history as data: `steps[version]` is the step of each version issued so far."""
+    """Holds a history as data: `steps[version]` is the step of each version issued so far."""
 
     policy: str
     steps: tuple[int, ...]
@@ -38,11 +39,11 @@ class VersionHistory:
 
     @property
     def newest(self) -> int:
-        """The last version issued; -1 before the first."""
+        """Return the last version issued; -1 before the first."""
         return len(self._steps) - 1
 
     def issue(self, step: int) -> int:
-        """A new version for the weights that `step` made; step 0 is the start."""
+        """Issue a new version for the weights that `step` made; step 0 is the start."""
         if len(self._steps) > self._first_sure and step < self._steps[-1]:
             raise ValueError(
                 f"versions of {self.policy!r} must be issued in the order of steps, got step {step} after "
@@ -52,7 +53,8 @@ class VersionHistory:
         return self.newest
 
     def withdraw(self, version: int) -> None:
-        """No weights were made for it, the newest: its step is still to come. The number stays used."""
+        """Note that no weights were made for the newest version: its step is still to come. The number stays
+        used."""
         assert 0 < version == self.newest
         self._steps[version] = min(self._steps[version - 1 : version + 1])
 
@@ -65,23 +67,24 @@ class VersionHistory:
 
     @property
     def steps(self) -> tuple[int, ...]:
-        """The step of every version, as it is now."""
+        """Return the step of every version, as it is now."""
         return tuple(self._steps)
 
     def steps_of(self, versions: IntArray) -> IntArray:
-        """The step of every token's version; `NOT_SAMPLED` stays as it is."""
+        """Map every token's version to its step; `NOT_SAMPLED` stays as it is."""
         if versions.size and (newest := int(versions.max())) != NOT_SAMPLED:
             self.step_of(newest)
         # NOT_SAMPLED is -1, so it finds the last entry, which is itself.
         return np.array([*self._steps, NOT_SAMPLED], dtype=np.int32)[versions]
 
     def roll_back(self, step: int, num_again: int = 0) -> None:
-        """The steps after `step` are undone, and `num_again` of them will be made again from the same groups. What
-        was sampled with the weights of later ones counts from the last of those."""
+        """Undo the steps after `step`; `num_again` of them will be made again from the same groups. Tokens
+        sampled with later weights count as sampled with the last of those."""
         self._steps = [min(one, step + num_again) for one in self._steps]
         self._first_sure = len(self._steps)
 
     def versions_of(self, step: int) -> tuple[int, ...]:
-        """The versions that hold the weights of `step` and no others. Those from before a rollback are left out."""
+        """Return the versions that hold the weights of `step` and no others. Those from before a rollback are
+        left out."""
         newest = range(self._first_sure, len(self._steps))
         return tuple(version for version in newest if self._steps[version] == step)

@@ -1,4 +1,4 @@
-"""Where a controller stands, as data: enough for another one to go on."""
+"""Describes where a controller stopped, as data: enough for another one to continue."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from penstock.records import Group, PartialGroup, Score
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LostGroup:
-    """A finished group that could not be brought back, and is to be dropped."""
+    """Names a finished group that could not be restored and is to be dropped."""
 
     group: Group
     scores: Sequence[Score]
@@ -21,23 +21,24 @@ class LostGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BroughtBack:
-    """Finished groups that wait for a step again, and those that can't."""
+    """Holds finished groups that wait for a step again, and those that can't."""
 
     ready: Sequence[ReadyGroup] = ()
     lost: Sequence[LostGroup] = ()
 
 
 class TrainedGroups(Protocol):
-    """Where the groups of trained steps are kept (`penstock.durability.recovery.UndoneGroups`)."""
+    """Keeps the groups of trained steps (`penstock.durability.recovery.UndoneGroups`)."""
 
     async def after(self, step: int) -> BroughtBack:
-        """Give back the groups of the steps after this one, which are undone."""
+        """Return the groups of the steps after this one, which are undone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resume:
-    """Where a controller stands, or an earlier one stopped. `task_ids` are those of the outstanding groups, by
-    number; `partial` what groups under way had done; `lost` are finished groups that can't be trained."""
+    """Describes where a controller is, or where an earlier one stopped. `task_ids` are those of the outstanding
+    groups, by number; `partial` is what groups under way had done; `lost` are finished groups that can't be
+    trained."""
 
     gate: GateState
     history: HistoryState

@@ -1,7 +1,7 @@
-"""The bounded buffer between generation and training: `StalenessGate` for coroutines.
+"""Joins generation and training by a bounded buffer: `StalenessGate` for coroutines.
 
-Each change of a count wakes those that wait for one; nothing polls. `waiting_for` says in words why a side
-stands still, which is what the terminal view and the watchdog show.
+Each change of a count wakes the coroutines that wait for one; nothing polls. `waiting_for` says in words why
+a side waits, for the terminal view and the watchdog.
 """
 
 import asyncio
@@ -50,7 +50,8 @@ def _ignore_task(task: Task) -> None:
 
 
 class RolloutBuffer:
-    """Admission on one side, steps on the other. What happens to a group is in `log` before it counts."""
+    """Admits groups on one side and gives steps on the other. What happens to a group is in `log` before it
+    counts."""
 
     def __init__(
         self,
@@ -60,7 +61,7 @@ class RolloutBuffer:
         dropped: OnDrop = _ignore_drop,
         give_back: Callable[[Task], None] = _ignore_task,
     ) -> None:
-        """`dropped` is told of every drop, `give_back` gets the tasks of groups that grew too old."""
+        """`dropped` is called with every drop, `give_back` with the tasks of groups that grew too old."""
         self.gate = gate
         self.log: GroupLog = log or NoGroupLog()
         self._dropped = dropped
@@ -73,15 +74,15 @@ class RolloutBuffer:
         self._step_waits = False
 
     async def admit(self) -> Ticket:
-        """Wait until the bound allows one more group; the ticket is the leave to generate it."""
+        """Wait until the bound allows one more group, and return its ticket."""
         while not self.gate.may_admit():
             await self._wait()
         self._check_open()
         return self.gate.admit()
 
     async def readmit(self, ticket: Ticket, kept_versions: IntArray = NO_VERSIONS) -> Ticket:
-        """Wait until a group that was running before a restart may go on. `kept_versions` are those of the tokens
-        that it has from before."""
+        """Wait until a group that was running before a restart may continue. `kept_versions` are those of the
+        tokens it has from before."""
         while not self.gate.may_readmit():
             await self._wait()
         self._check_open()
@@ -89,13 +90,14 @@ class RolloutBuffer:
         return self.gate.readmit(ticket, kept_versions)
 
     async def start(self, ticket: Ticket, task: Task, num_taken: int = 0) -> None:
-        """The group that was admitted is an attempt at this task. `num_taken` counts the new tasks taken so far."""
+        """Record that the admitted group is an attempt at this task. `num_taken` counts the new tasks taken so
+        far."""
         await self.log.append(
             GroupAdmitted(ticket=ticket, task_id=task.id, prompt=task.prompt, num_taken=num_taken)
         )
 
     def issue(self, step: int) -> int:
-        """Issue a version for the weights that `step` makes. Its record comes before that of any group sampled with
+        """Issue a version for the weights that `step` makes. Its record precedes that of any group sampled with
         it."""
         history = self.gate.history
         version = history.issue(step)
@@ -103,11 +105,12 @@ class RolloutBuffer:
         return version
 
     async def finish(self, ticket: Ticket, scored: ScoredGroup, samples: Samples | None = None) -> bool:
-        """The group waits for its step. False when it has no token to train on, and was dropped as `empty`."""
+        """Let the group wait for its step. Returns False when no token of it can be trained, and it was dropped
+        as `empty`."""
         self._num_finishing += 1
         try:
             record = scored_record(ticket.number, scored, samples)
-            await self.log.append(record, hurry=self._completes_a_step())
+            await self.log.append(record, urgent=self._completes_a_step())
         finally:
             self._num_finishing -= 1
         kept = self.gate.finish(ticket, scored, samples)
@@ -118,7 +121,8 @@ class RolloutBuffer:
         return kept
 
     async def drop(self, group: Group, reason: str, message: str, scores: Sequence[Score] = ()) -> None:
-        """The one way out for a group that is not trained: a record, room for another group, and a word."""
+        """Drop a group that is not trained: write the record, make room for another group, and report it.
+        Nothing else drops groups."""
         task_id = group.task.id if reason == STALE else None
         await self.log.append(GroupDropped(number=group.number, reason=reason, returns=task_id))
         self.gate.drop(group.number)
@@ -128,7 +132,7 @@ class RolloutBuffer:
         self._wake()
 
     async def take_step(self) -> StepGroups:
-        """Wait for the groups of the next step, and take them. Those that have grown too old are dropped."""
+        """Wait for the groups of the next step, and take them. Groups that have grown too old are dropped."""
         while True:
             self._check_open()
             taken, late = self.gate.select()
@@ -146,7 +150,7 @@ class RolloutBuffer:
                     self._step_waits = False
 
     def put_back(self, taken: StepGroups) -> None:
-        """Its groups wait for a step again."""
+        """Return the groups of a step to those that are ready."""
         self.gate.put_back(taken)
         self._wake()
 
@@ -158,12 +162,12 @@ class RolloutBuffer:
     def roll_back(
         self, step: int, *, consumed: tuple[tuple[int, int], ...], returned: Sequence[ReadyGroup] = ()
     ) -> None:
-        """The steps after `step` are undone; see `StalenessGate.roll_back`."""
+        """Undo the steps after `step`; see `StalenessGate.roll_back`."""
         self.gate.roll_back(step, consumed=consumed, returned=returned)
         self._wake()
 
     def served(self, version: int) -> None:
-        """Every engine now samples with `version` or a later one."""
+        """Note that every engine now samples with `version` or a later one."""
         self.gate.served_step = self.gate.history.step_of(version)
         self._wake()
 
@@ -182,7 +186,7 @@ class RolloutBuffer:
         self._wake()
 
     def admission_cause(self) -> AdmissionCause | None:
-        """What keeps groups from being admitted: engines with old weights, groups that wait for the trainer, or the
+        """Return what blocks admission: engines with old weights, groups that wait for the trainer, or the
         bound; None when nothing does."""
         gate = self.gate
         if gate.may_admit():
@@ -192,7 +196,7 @@ class RolloutBuffer:
         return "stock" if gate.stocked else "bound"
 
     def waiting_for(self) -> tuple[str, str]:
-        """Why generation admits nothing more, and why training has no step yet, in words."""
+        """Say in words why generation admits nothing more, and why training has no step yet."""
         gate = self.gate
         match self.admission_cause():
             case None:
@@ -207,7 +211,7 @@ class RolloutBuffer:
         return generation, training
 
     def _completes_a_step(self) -> bool:
-        """Whether the trainer waits, and the groups on their way to the log are the last that it lacks."""
+        """Return whether the trainer waits, and the groups on their way to the log are the last that it lacks."""
         gate = self.gate
         return self._step_waits and gate.num_ready + self._num_finishing >= gate.groups_per_step
 

@@ -1,4 +1,4 @@
-"""Sets of group numbers as spans. Most groups of a run are trained, so a long run is a few spans."""
+"""Stores sets of group numbers as spans. Most groups of a run are trained, so a long run is a few spans."""
 
 from collections.abc import Iterable
 
@@ -7,7 +7,7 @@ Spans = tuple[tuple[int, int], ...]
 
 
 def with_numbers(spans: Spans, numbers: Iterable[int]) -> Spans:
-    """Add numbers to spans. A number that is there already is a bug: its group was trained before."""
+    """Add numbers to spans. A number that is already there is a bug: its group was trained before."""
     new = sorted(numbers)
     for number in new:
         if any(first <= number <= last for first, last in spans):

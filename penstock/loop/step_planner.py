@@ -1,4 +1,4 @@
-"""Step planning: which rank trains what, with step-wide denominators, as data."""
+"""Plans a step: which rank trains what, with step-wide denominators, as data."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from penstock.records import ScoredGroup, StepPlan, StepResult, merge_metrics, m
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedStep:
-    """A finished step: what went in, what each rank reported, and how long the trainer waited for it."""
+    """Describes a finished step: what went in, what each rank reported, and how long the trainer waited for it."""
 
     number: int
     taken: StepGroups
@@ -25,19 +25,19 @@ class TrainedStep:
 
     @property
     def idle_share(self) -> float:
-        """The share of the step's time in which the trainer waited for groups."""
+        """Return the share of the step's time in which the trainer waited for groups."""
         return self.waited_s / max(1e-9, self.waited_s + self.took_s)
 
     def metrics(self) -> dict[str, float]:
-        """The metrics of the whole step: those of all ranks, merged."""
+        """Merge the metrics of all ranks into those of the step."""
         return metric_values(merge_metrics([result.metrics for result in self.results]))
 
     def own_metrics(self) -> tuple[str, ...]:
-        """Names of the metrics that a user's loss reports."""
+        """List the metrics that a user's loss reports."""
         return tuple(dict.fromkeys(name for result in self.results for name in result.own_metrics))
 
     def seconds(self) -> dict[str, float]:
-        """Where the time of a rank went, on average. A rank without rows has spent none on some kinds of work."""
+        """Average the ranks' time by kind of work. A rank without rows has spent none on some kinds."""
         kinds = dict.fromkeys(kind for result in self.results for kind in result.seconds)
         return {
             kind: sum(result.seconds.get(kind, 0.0) for result in self.results) / len(self.results)
@@ -92,8 +92,8 @@ class StepPlanner:
         )
 
     def choose_traced(self, taken: StepGroups) -> tuple[tuple[int, int], ...]:
-        """Episodes of neighbouring groups, beginning with another group in every step: a group side by side says
-        more than one answer of each. The number of the step alone decides."""
+        """Choose the episodes whose tokens are kept: neighbouring groups, beginning with another group in every
+        step. A whole group says more than one answer of each. The number of the step alone decides."""
         count = len(taken.groups)
         order = [(taken.step + index) % count for index in range(count)]
         episodes = ((place, one) for place in order for one in range(len(taken.groups[place].samples)))

@@ -1,4 +1,5 @@
-"""One optimizer step on every rank: plan it, run the plans, and leave out groups whose bulk data is lost."""
+"""Runs one optimizer step on every rank: plans it, runs the plans, and leaves out groups whose bulk data is
+lost."""
 
 import dataclasses
 
@@ -38,8 +39,9 @@ class StepRunner:
         self._num_lost_in_a_row = 0
 
     async def run(self, taken: StepGroups, version: int | None) -> tuple[StepGroups, list[StepResult]]:
-        """Train, and return the groups that were trained and what each rank reports. The new weights are `version`
-        where they are published. Without a group nothing was trained: the blobs of all of them were lost."""
+        """Train, and return the groups that were trained and what each rank reports. The new weights are
+        `version` where they are published. Without a group nothing was trained: the blobs of all of them were
+        lost."""
         while True:
             try:
                 with self._events.measure("train", "plan", step=taken.step + 1):
@@ -59,8 +61,8 @@ class StepRunner:
                     return taken, []
 
     def shrink(self) -> str | None:
-        """Train in micro-batches of half the size from now on, on which gradients do not depend; a word on that.
-        None where there is nothing to halve."""
+        """Halve the micro-batches from now on, which does not change gradients. Returns a sentence about it, or
+        None where they can't be halved."""
         before = self._planner.micro_batch_tokens
         if before // 2 < LEAST_TOKENS:
             return None
@@ -74,8 +76,8 @@ class StepRunner:
         self._events.log(f"{error}; {word}, and {then}")
 
     async def _without_lost(self, taken: StepGroups, error: BlobLost) -> StepGroups:
-        """The step without the groups whose blobs can't be read. When all can, or nothing is left of several steps
-        in a row, it is no matter of single groups, and the error is raised."""
+        """Drop the groups whose blobs can't be read from the step. Raises the error when all blobs can be read,
+        or when several steps in a row lose all their groups: then single groups are not the cause."""
         lost = {}
         for group in taken.groups:
             try:

@@ -4,9 +4,9 @@
     step 8 ─► 8 waits ─► replaced, never sent
     step 9 ────────────► 9 waits ───────────► 9 is sent ─► served
 
-A transfer that fails leaves engines on the version that they have. It is tried again, and then the engines that
-failed leave the pool. An engine that did not load what was published is sent all of it once more, and then leaves
-too. Where that is so of every engine, the run ends.
+A transfer that fails leaves engines on the version that they have. It is retried, and then the engines that
+failed leave the pool. An engine that did not load what was published gets a full update once more, and then
+leaves too. When every engine fails so, the run ends.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ FINAL = (ChannelClosed, SnapshotReplaced, UserError, WorkerDied)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """A version that can be published."""
+    """Describes a version that can be published."""
 
     version: int
     made_s: float
@@ -51,25 +51,40 @@ class Offer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retries:
-    """How often a failed transfer is tried again, and after how long; each time twice as long."""
+    """Says how often a failed transfer is retried, and after how long; each wait is twice the last."""
 
     count: int = 3
     first_s: float = 1.0
 
 
+@dataclass(slots=True, kw_only=True)
+class _Transfer:
+    """Remembers how often a version was tried, and how it is tried next."""
+
+    offer: Offer
+    full: bool = False
+    num_failed: int = 0
+    """In a row, without those that a full update mends."""
+    differs: bool = False
+    """Whether an engine did not load what was published last."""
+    lacks_base: bool = False
+    is_mended: bool = False
+    """Whether a full update was sent because an engine lacked the base."""
+
+
 class SyncedEngines(Engine, Protocol):
-    """The engines of a run (`penstock.engines.engine_pool.EnginePool`)."""
+    """Takes updates for all engines of a run (`penstock.engines.engine_pool.EnginePool`)."""
 
     async def expel_failed(self, kind: type[BaseException]) -> dict[str, int]:
-        """Take engines that did not take the last update, for a reason of this kind, out of the pool. Returns how
-        many requests each had; nothing where all have failed, and stay."""
+        """Remove the engines that failed the last update with this kind of error from the pool. Returns how many
+        requests each had; nothing where all have failed, and stay."""
 
     async def mend(self, bring: Callable[[Engine], Awaitable[None]]) -> None:
-        """Bring something to the engines that lacked the weights below their adapter at the last update."""
+        """Call `bring` for each engine that lacked the weights below its adapter at the last update."""
 
 
 class WeightSync:
-    """`run` is its background task. `finish` lets it end once what was offered is served."""
+    """The controller starts `run` as a background task, offers versions, and calls `finish` after the last."""
 
     def __init__(
         self,
@@ -101,31 +116,31 @@ class WeightSync:
         """Versions that were never sent, since the last that was."""
 
     def issue(self, step: int) -> int:
-        """A number for the weights that `step` makes."""
+        """Issue a version for the weights that `step` makes."""
         version = self._buffer.issue(step)
         self._unreleased.add(version)
         return version
 
     def withdraw(self, version: int) -> None:
-        """No weights were made for it."""
+        """Note that no weights were made for the version."""
         self._buffer.gate.history.withdraw(version)
         self._unreleased.discard(version)
 
     async def offer(self, offer: Offer) -> None:
-        """Send it when nothing else is being sent. One that waits is given up for it."""
+        """Send this version when nothing else is being sent. It replaces one that waits."""
         replaced, self._waiting = self._waiting, offer
         self._changed.set()
         if replaced is not None:
             await self._skip(replaced.version)
 
     def engine_lost(self, name: str, error: EngineLost) -> None:
-        """An engine has lost its weights: send them again, if no newer ones are on their way."""
+        """Send the weights again to a pool that lost an engine, unless newer ones are on their way."""
         self._events.log(f"{name} is lost, its requests begin again elsewhere or wait for it: {error}")
         self._is_renewing = True
         self._changed.set()
 
     def finish(self) -> None:
-        """Nothing more will be offered."""
+        """Let `run` end once all offers are served."""
         self._is_finished = True
         self._changed.set()
 
@@ -140,7 +155,7 @@ class WeightSync:
             self._is_running = False
 
     async def _has_more(self) -> bool:
-        """Wait for something to send; False when nothing more will come."""
+        """Wait for something to send; return False when nothing more will come."""
         while self._is_paused or (self._waiting is None and not self._is_renewing):
             if self._is_finished and not self._is_paused:
                 return False
@@ -163,7 +178,7 @@ class WeightSync:
             await asyncio.gather(sending, return_exceptions=True)
 
     async def pause(self) -> None:
-        """The trainer is gone: what it has published is void, and nothing is sent before `resume`."""
+        """Send nothing before `resume`: the trainer is lost, and what it has published is void."""
         self._is_paused, self._is_renewing, self._waiting = True, False, None
         self._unreleased.clear()
         if self._sending is not None:
@@ -171,12 +186,13 @@ class WeightSync:
             await asyncio.gather(self._sending, return_exceptions=True)
 
     def resume(self) -> None:
-        """There is a trainer again."""
+        """Send again: there is a trainer."""
         self._is_paused = False
         self._changed.set()
 
     async def _offer_again(self) -> None:
-        """The weights of the last step, under a new number. While a step is made, its weights will do."""
+        """Offer the weights of the last step under a new number, unless a step is being made, whose weights come
+        soon."""
         self._is_renewing = False
         history, step = self._buffer.gate.history, self._buffer.gate.step
         if history.step_of(history.newest) > step:
@@ -186,14 +202,14 @@ class WeightSync:
         await self.offer(Offer(version=version, made_s=self._events.now()))
 
     async def serve(self, offer: Offer) -> None:
-        """Send it in its turn: beside the steps while `run` does so, here and now before and after."""
+        """Send it in its turn while `run` runs, and at once before and after."""
         if self._is_running:
             await self.offer(offer)
         else:
             await self.deliver(offer)
 
     async def send_again(self, version: int, engine: Engine) -> None:
-        """Bring one engine to a version that the others have had."""
+        """Bring one engine to a version that the others already had."""
         await self._trainer.snapshot(version)
         try:
             update = await self._trainer.publish(version)
@@ -206,11 +222,22 @@ class WeightSync:
             await self._trainer.release(version)
 
     async def deliver(self, offer: Offer) -> None:
-        """Bring every engine to a version."""
+        """Bring every engine that stays in the pool to a version, however often that must be tried."""
         version = offer.version
         self._activity.syncing_version = version
+        transfer = _Transfer(offer=offer)
+        delivered = None
         try:
-            delivered = await self._persist(offer)
+            while delivered is None:
+                try:
+                    if transfer.lacks_base:
+                        transfer.lacks_base = False
+                        await self._bring_below()
+                    delivered = await self._attempt(offer, full=transfer.full)
+                except FINAL:
+                    raise
+                except PenstockError as error:
+                    await self._recover(transfer, error)
         except SnapshotReplaced:  # the trainer is faster than this: the version after it comes soon
             await self._skip(version)
             return
@@ -223,7 +250,8 @@ class WeightSync:
         self._unreleased.discard(version)
 
     async def abandon(self) -> None:
-        """No engine will read what was published: a trainer that waits for a free slot goes on."""
+        """Release every unsent version: no engine will read it, and a trainer that waits for a free slot
+        continues."""
         for version in sorted(self._unreleased):
             with contextlib.suppress(PenstockError):  # it has no snapshot yet
                 await self._trainer.release(version, delivered=False)
@@ -233,47 +261,35 @@ class WeightSync:
         self._unreleased.discard(version)
         await self._trainer.release(version, delivered=False)
 
-    async def _persist(self, offer: Offer) -> Delivered:
-        """Try until every engine that is left has the version."""
-        full, num_failed, wait_s = False, 0, self._retries.first_s
-        differs = lacks_base = is_mended = False
-        while True:
-            try:
-                if lacks_base:
-                    lacks_base = False
-                    await self._bring_below()
-                return await self._attempt(offer, full=full)
-            except FINAL:
-                raise
-            except FingerprintMismatch as error:  # damage, or another model
-                full = True
-                if differs:
-                    await self._expel(offer.version, 2, error, FingerprintMismatch)
-                else:
-                    self._events.log(
-                        f"version {offer.version} is sent again in full, since an engine did not load what was "
-                        f"published: {_briefly(error)}"
-                    )
-                differs = not differs
-                continue
-            except BaseMissing as error:  # an engine is new, or lost what it had
-                failure: PenstockError = error
-                lacks_base = True
-                if not is_mended:
-                    full = is_mended = True
-                    continue
-            except PenstockError as error:
-                failure = error
-            num_failed += 1
-            if num_failed <= self._retries.count:
+    async def _recover(self, transfer: "_Transfer", error: PenstockError) -> None:
+        """Prepare another attempt: in full, after a wait, or without the engines that failed."""
+        version = transfer.offer.version
+        if isinstance(error, FingerprintMismatch):  # damage, or another model
+            transfer.full = True
+            if transfer.differs:
+                await self._expel(version, 2, error, FingerprintMismatch)
+            else:
                 self._events.log(
-                    f"version {offer.version} did not reach every engine, trying again in {wait_s:g} s: {failure}"
+                    f"version {version} is sent again in full, since an engine did not load what was "
+                    f"published: {_briefly(error)}"
                 )
-                await asyncio.sleep(wait_s)
-                wait_s *= 2
-                continue
-            await self._expel(offer.version, num_failed, failure)
-            num_failed, wait_s = 0, self._retries.first_s
+            transfer.differs = not transfer.differs
+            return
+        if isinstance(error, BaseMissing):  # an engine is new, or lost what it had
+            transfer.lacks_base = True
+            if not transfer.is_mended:
+                transfer.full = transfer.is_mended = True
+                return
+        transfer.num_failed += 1
+        if transfer.num_failed <= self._retries.count:
+            wait_s = self._retries.first_s * 2 ** (transfer.num_failed - 1)
+            self._events.log(
+                f"version {version} did not reach every engine, trying again in {wait_s:g} s: {error}"
+            )
+            await asyncio.sleep(wait_s)
+            return
+        await self._expel(version, transfer.num_failed, error)
+        transfer.num_failed = 0
 
     async def _bring_below(self) -> None:
         """Bring the weights below the adapter to engines that lack them. Full updates build on nothing."""
@@ -287,7 +303,7 @@ class WeightSync:
         failure: PenstockError,
         kind: type[BaseException] = BaseException,
     ) -> None:
-        """Go on without the engines that failed with this kind of error. Without any, the run ends."""
+        """Remove the engines that failed with this kind of error. Without any other engine the run ends."""
         expelled = await self._engines.expel_failed(kind)
         if not expelled:
             if isinstance(failure, FingerprintMismatch):
@@ -299,11 +315,11 @@ class WeightSync:
         for name, num_requests in expelled.items():
             self._events.log(
                 f"{name} leaves the run: it could not be brought to version {version} in {num_failed} attempts "
-                f"({_briefly(failure)}); others go on with its {num_requests} requests"
+                f"({_briefly(failure)}); others continue with its {num_requests} requests"
             )
 
     async def _attempt(self, offer: Offer, *, full: bool) -> Delivered:
-        """Publish once, and have every engine take it. Where the trainer sends, it does so while engines take."""
+        """Publish once, and let every engine take it. Where the trainer sends, it does so while engines take."""
         version, measure = offer.version, self._events.measure
         started = self._events.now()
         with measure("sync", "publish", version=version):
@@ -327,25 +343,25 @@ class WeightSync:
 
 
 def _briefly(failure: PenstockError) -> str:
-    """What happened. A mismatch goes on with what follows for a run that has no other engine."""
+    """Shorten an error message. That of a mismatch also explains what to do in a run without another engine."""
     return str(failure).partition("; ")[0] if isinstance(failure, FingerprintMismatch) else str(failure)
 
 
-LAST_WORDS_S = 1.0
+ANSWER_GRACE_S = 1.0
 """How long a failed sender waits for the engines' answers: one that died says more than a closed connection."""
 
 
 async def send_and_take(
     send: Coroutine[Any, Any, None], take: Coroutine[Any, Any, UpdateReceipt]
 ) -> UpdateReceipt:
-    """Both sides succeed, or the one that fails cancels the other. The error of the side that failed is raised, not
-    that of the side that was cancelled."""
+    """Run both sides until both succeed, or cancel the other when one fails. Raises the error of the side that
+    failed, not that of the cancelled one."""
     sending, taking = asyncio.ensure_future(send), asyncio.ensure_future(take)
     both = (taking, sending)
     try:
         await asyncio.wait(both, return_when=asyncio.FIRST_EXCEPTION)
         if not taking.done():
-            await asyncio.wait([taking], timeout=LAST_WORDS_S)
+            await asyncio.wait([taking], timeout=ANSWER_GRACE_S)
     finally:
         for task in both:
             task.cancel()

@@ -1,4 +1,4 @@
-"""Whether a run's adapter fits its model, before anything heavy is loaded."""
+"""Checks that a run's adapter fits its model before anything heavy is loaded."""
 
 import importlib.util
 import math
@@ -19,13 +19,11 @@ from penstock.models.lora_targets import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedAdapter:
-    """An adapter that can be trained."""
-
     lora: LoraConfig
     num_layers: int
     num_parameters: int
     num_frozen: int
-    """Parameters of the model itself, which stay."""
+    """Parameters of the model itself, which are not trained."""
     is_on_head: bool
     """Whether the output embedding is adapted too."""
 
@@ -38,8 +36,8 @@ class CheckedAdapter:
 
 
 def check_adapter(section: ModelConfig, model: str, *, saved: bool = False) -> CheckedAdapter:
-    """`model` is the folder or name that `section.name` stands for. `saved`: the adapter is that of a checkpoint,
-    so the folder that it began with is not needed."""
+    """Refuse an adapter that does not fit the model. `model` is the folder or name that `section.name` resolves
+    to. With `saved` the adapter comes from a checkpoint, so the folder it started from is not needed."""
     if importlib.util.find_spec("peft") is None:
         raise MissingExtraError("model.lora needs peft: pip install 'penstock[lora]'")
     outline = weightless_model(model, trust_remote_code=section.trust_remote_code)
@@ -67,12 +65,12 @@ def _refuse_other_settings(asked: LoraConfig, adapter: SavedAdapter, its: Shapes
         if mine != theirs:
             raise UserError(
                 f"model.lora.{name} must be {theirs}, as in the adapter {adapter.folder}, got {mine}; leave "
-                "model.lora out, since the adapter's own settings hold"
+                "model.lora out, since the adapter's own settings apply"
             )
     if "targets" in asked.model_fields_set and its.keys() != wanted.keys():
         raise UserError(
             f"model.lora.targets must be the layers of the adapter {adapter.folder} "
-            f"({', '.join(adapter.lora.targets)}); leave model.lora out, since the adapter's own settings hold"
+            f"({', '.join(adapter.lora.targets)}); leave model.lora out, since the adapter's own settings apply"
         )
 
 

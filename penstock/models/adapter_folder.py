@@ -1,4 +1,4 @@
-"""LoRA adapters as peft saves them: read without peft, and refused where they hold more than LoRA matrices.
+"""Reads LoRA adapters as peft saves them, without peft, and refuses those that hold more than LoRA matrices.
 
 adapter_config.json           what kind of adapter, on which layers, of which model
 adapter_model.safetensors     its tensors, named base_model.model.LAYER.lora_A.weight and so on
@@ -32,11 +32,11 @@ PLAIN: dict[str, Any] = {
     "use_qalora": False,
     "fan_in_fan_out": False,
 }
-"""What peft can do besides, and its value when it is not done."""
+"""Other features of peft, by config key, with the value that means the feature is off."""
 
 STARTS = ("true", "false", "none", "gaussian", "eva", "orthogonal", "mica")
-"""Of `init_lora_weights`, the ways that leave the weights below as they are. The others (PiSSA, OLoRA, CorDA,
-LoftQ, LoRA-GA) take the first matrices out of them, so the trained ones belong on weights that no folder holds."""
+"""Values of `init_lora_weights` that leave the base weights unchanged. The others (PiSSA, OLoRA, CorDA, LoftQ,
+LoRA-GA) take the initial matrices out of them, so the trained matrices fit base weights that no folder holds."""
 
 NARROWED_BY = ("layers_to_transform", "exclude_modules")
 """Settings that leave out some of the layers that `target_modules` names."""
@@ -44,12 +44,10 @@ NARROWED_BY = ("layers_to_transform", "exclude_modules")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedAdapter:
-    """An adapter in a folder."""
-
     folder: Path
     lora: LoraConfig
     base: str | None
-    """The model that it was trained on, as it was named then."""
+    """The model that it was trained on, by the name used then."""
 
 
 def is_adapter(folder: Path) -> bool:
@@ -57,8 +55,8 @@ def is_adapter(folder: Path) -> bool:
 
 
 def model_below(name_or_path: str) -> tuple[str, Path | None]:
-    """The model to load, and the adapter to put on it: of an adapter's folder the model that it names, of anything
-    else itself alone."""
+    """Return the model to load and the adapter to put on it. An adapter's folder names its model; any other name
+    is a model without an adapter."""
     folder = Path(name_or_path)
     if not is_adapter(folder):
         return name_or_path, None
@@ -69,10 +67,10 @@ def model_below(name_or_path: str) -> tuple[str, Path | None]:
 
 
 def read_adapter(folder: Path) -> SavedAdapter:
-    """What the folder says of itself. Its tensors are only listed."""
+    """Read an adapter's config and list its tensors without loading them."""
     if not is_adapter(folder) or not (folder / TENSORS).is_file():
         raise UserError(
-            f"{folder} is no adapter: it must be a folder with {CONFIG} and {TENSORS}, as peft saves it"
+            f"{folder} is not an adapter: it must be a folder with {CONFIG} and {TENSORS}, as peft saves it"
         )
     try:
         config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
@@ -95,7 +93,7 @@ def read_adapter(folder: Path) -> SavedAdapter:
 
 
 def tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Of the saved tensors, by the names under which they are sent."""
+    """Return the shapes of the saved tensors, by the names under which they are sent to engines."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -125,7 +123,8 @@ def _refuse_others(folder: Path, config: dict[str, Any]) -> None:
 
 
 def _targets(folder: Path, config: dict[str, Any]) -> tuple[str, ...]:
-    """Names as they are; of a pattern or a choice among layers, those whose tensors were saved."""
+    """Return listed names as they are. For a pattern, or a selection of layers, return the layers whose tensors
+    were saved."""
     given = config.get("target_modules")
     if isinstance(given, list) and not any(config.get(key) for key in NARROWED_BY):
         return tuple(sorted(given))

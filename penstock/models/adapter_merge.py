@@ -1,4 +1,4 @@
-"""An adapter merged into the weights of its model, which then is an ordinary one.
+"""Merges an adapter into the weights of its model, which is an ordinary model from then on.
 
 W' = W + scale · B A                        in float32, then rounded once
 W' = m / |W + scale · B A| · (the same)     with DoRA: each row gets the length that was trained for it
@@ -23,7 +23,7 @@ def merged_weight(
     spec: AdapterSpec,
     magnitude: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The weights of one layer with the adapter in them, in float32."""
+    """Return the weights of one layer with the adapter merged in, in float32."""
     merged = torch.addmm(weight.float(), b.float(), a.float(), alpha=spec.scale)
     if magnitude is not None:
         merged *= (magnitude.float() / torch.linalg.norm(merged, dim=1))[:, None]
@@ -32,7 +32,7 @@ def merged_weight(
 
 @torch.no_grad()
 def merge_adapter(model: nn.Module, folder: Path) -> None:
-    """Change the model's weights, in place, as the adapter in `folder` says."""
+    """Merge the adapter in `folder` into the model's weights, in place."""
     saved = read_adapter(folder)
     tensors = {name.removeprefix(PREFIX): tensor for name, tensor in load_file(folder / TENSORS).items()}
     for name, layer in target_layers(model, saved.lora).items():

@@ -1,9 +1,9 @@
-"""Our attention behind transformers' `AttentionInterface`: any causal LM, not a line of model code.
+"""Puts our attention behind transformers' `AttentionInterface`, for any causal LM, without changes to its code.
 
-A model is loaded with `attn_implementation="penstock"`. Its attention modules then call `dispatch`,
-which hands queries, keys and values to the backend that `attach` gave to that model instance: packed
-attention in the trainer, paged attention in an engine. The backend hangs on the modules themselves, so
-two models in one process never share state.
+A model is loaded with `attn_implementation="penstock"`. Its attention modules then call `dispatch`, which
+hands queries, keys and values to the backend that `attach` gave to that model instance: packed attention in
+the trainer, paged attention in an engine. The backend hangs on the modules themselves, so two models in one
+process never share state.
 """
 
 from typing import Any, Protocol
@@ -18,17 +18,18 @@ IMPLEMENTATION = "penstock"
 
 
 class Unset:
-    """Not passed at all, which is not the same as None."""
+    """Marks an argument that was not passed, which differs from passing None."""
 
 
 UNSET = Unset()
 
 
 class AttentionBackend(Protocol):
-    """Causal attention over whatever batch layout the backend knows of.
+    """Computes causal attention over whatever batch layout the backend defines.
 
-    `query` is (1, heads, tokens, head_dim), `key` and `value` (1, kv_heads, tokens, head_dim), all tokens of
-    the batch in one row; the answer is (1, tokens, heads, head_dim)."""
+    `query` is (1, heads, tokens, head_dim), `key` and `value` (1, kv_heads, tokens, head_dim), with all
+    tokens of the batch in one row; the result is (1, tokens, heads, head_dim).
+    """
 
     def __call__(
         self,
@@ -60,8 +61,9 @@ def dispatch(
     s_aux: torch.Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """What transformers calls. The mask is ours to make, so theirs is not looked at. A model that passes no window
-    may have one on its module; one that passes None has a layer that sees everything."""
+    """Forward a call from transformers to the module's backend. Its mask is ignored, because backends make their
+    own. A model that passes no window may have one on its module; one that passes None has a layer that sees
+    everything."""
     backend: AttentionBackend = module._penstock_backend  # type: ignore[assignment]
     if isinstance(sliding_window, Unset):
         sliding_window = getattr(module, "sliding_window", None)
@@ -77,5 +79,6 @@ def dispatch(
 def register() -> None:
     """Make `attn_implementation="penstock"` known to transformers. Idempotent.
 
-    No mask function is registered: transformers then makes no mask, and looks for none in the positions."""
+    No mask function is registered, so transformers makes no mask and does not derive one from the positions.
+    """
     AttentionInterface.register(IMPLEMENTATION, dispatch)

@@ -1,8 +1,10 @@
-"""Whether our attention is the model's own: asked before a run, of a small random twin of the model.
+"""Checks before a run that our attention computes what the model's own does, on a small random twin of the
+model.
 
-The twin runs a few sequences one by one with the attention of its own code, and all together with ours. Sequences
-reach past every window, chunk and switch of the rotary embedding that the run's contexts can reach. What disagrees
-is refused by name: engine and trainer share our attention, so nothing that compares the two would show it.
+The twin runs a few sequences one by one with the attention of its own code, and all together with ours. The
+sequences reach past every window, chunk and switch of the rotary embedding that the run's contexts can reach.
+A model that disagrees is refused by name: engine and trainer share our attention, so no comparison of the two
+would show it.
 """
 
 import logging
@@ -18,16 +20,16 @@ from penstock.models.small_twin import VOCABULARY, limits_of, small_twin
 log = logging.getLogger(__name__)
 
 LENGTHS = (21, 8, 3, 12)
-"""The second stays just below a switch of the rotary embedding that the first is past."""
+"""The second sequence ends just below the switch of the rotary embedding; the first reaches past it."""
 TOLERANCE = 1e-3
-"""Of the logprobs' standard deviation, or nats where that is less than one. Rounding is a hundredth of it; another
-attention is far above."""
+"""Relative to the logprobs' standard deviation, or in nats where that is less than one. Rounding errors are a
+hundredth of it; those of a different attention are far above it."""
 SEEDS = (0, 1)
-"""What disagrees with one seed may be two experts that are equally good, so a second one must disagree too."""
+"""With one seed, two experts with nearly equal scores may make a difference, so a second seed must differ too."""
 
 OurAttention = Callable[[nn.Module, Sequence[Sequence[int]]], Sequence[torch.Tensor]]
-"""Runs a twin over all sequences together. Gives, for each, the logprobs of its tokens after the first; NaN where
-one was not computed."""
+"""Runs a twin over all sequences together. Returns for each sequence the logprobs of its tokens after the first,
+NaN for those that were not computed."""
 
 
 def check_attention(
@@ -38,14 +40,14 @@ def check_attention(
     doing: str,
     say: Callable[[str], None] = log.warning,
 ) -> None:
-    """Refuse a model whose attention we do not compute as its own code does. `doing` completes "can't be …"; `say`
-    is told where the two can't be compared."""
+    """Refuse a model if our attention differs from that of its own code. `doing` completes "can't be …". `say`
+    receives a warning if the two can't be compared."""
     name = type(config).__name__.removesuffix("Config")
     try:
         off = disagreement(config, max_context, ours)
     except UserError:
         raise
-    except Exception as error:  # whatever a class does with sizes that it was not made for
+    except Exception as error:  # a model class may raise anything for sizes that it was not made for
         first_line = str(error).split("\n")[0]
         say(
             f"the attention of {name} was not compared with its own: no small model could be made from its config "
@@ -59,19 +61,20 @@ def check_attention(
         if disagreement(config, tokens, ours) is None:
             past = " and ".join(str(limit) for limit in reached if limit.tokens == tokens)
             raise UserError(
-                f"{name} can't be {doing} with contexts of {max_context} tokens: the model has {past}, and past "
-                f"that our attention is not its own (off by {off:.2g} nats in a small random model of its config); "
+                f"{name} can't be {doing} with contexts of {max_context} tokens: the model has {past}, and "
+                f"past that our attention differs from the model's own (off by {off:.2g} nats in a small random "
+                "model of its config); "
                 f"set engine.max_context to at most {tokens}"
             )
     raise UserError(
-        f"{name} can't be {doing}: our attention is not its own (off by {off:.2g} nats in a small random model of "
-        "its config); choose another model"
+        f"{name} can't be {doing}: our attention differs from the model's own (off by {off:.2g} nats in a small "
+        "random model of its config); choose another model"
     )
 
 
 @torch.no_grad()
 def disagreement(config: Any, max_context: int, ours: OurAttention) -> float | None:
-    """How far apart the logprobs are at most, in nats; None when that is rounding."""
+    """Return the largest difference between the logprobs in nats, or None if it is only rounding."""
     worst = []
     for seed in SEEDS:
         twin = small_twin(config, max_context, seed=seed)
@@ -87,13 +90,14 @@ def disagreement(config: Any, max_context: int, ours: OurAttention) -> float | N
 
 
 def probe_sequences() -> list[list[int]]:
-    """Unlike each other, so that one that is seen by another shows, and without the special token 0."""
+    """Return sequences that differ from each other, so that attention across sequences shows, without special
+    token 0."""
     draw = torch.Generator().manual_seed(0)
     return [torch.randint(1, VOCABULARY, (length,), generator=draw).tolist() for length in LENGTHS]
 
 
 def own_logprobs(twin: nn.Module, sequence: Sequence[int]) -> torch.Tensor:
-    """Of every token after the first, by the model's own code."""
+    """Return the logprobs of every token after the first, computed by the model's own code."""
     ids = torch.tensor([list(sequence)])
     logprobs = twin(input_ids=ids, use_cache=False).logits[0].float().log_softmax(-1)
     chosen: torch.Tensor = logprobs[:-1].gather(1, ids[0, 1:, None])[:, 0]

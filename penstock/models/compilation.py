@@ -1,6 +1,6 @@
-"""What is compiled here: which models are worth `torch.compile`, and whether Triton kernels can be used.
+"""Decides which models are worth `torch.compile`, and whether Triton kernels can be used.
 
-Modules that hold kernels import only where triton is installed, so their callers ask `has_triton` first. Under
+Modules that hold kernels import only where triton is installed, so their callers ask `has_triton` first. With
 `TRITON_INTERPRET=1` the same kernels run on a CPU, for tests.
 """
 
@@ -8,15 +8,15 @@ import functools
 import importlib.util
 
 COMPILED_FROM = 100_000_000
-"""Parameters from which `torch.compile` is worth its start: the layers of smaller models are quick without it."""
+"""The number of parameters from which `torch.compile` is worth its compile time."""
 
 
 def is_worth_compiling(device: str, num_parameters: int) -> bool:
-    """`num_parameters` matters only on a GPU: a CPU gains nothing from it."""
+    """Return whether the model is large enough to compile. A CPU gains nothing from it at any size."""
     return device != "cpu" and num_parameters >= COMPILED_FROM
 
 
 @functools.cache
 def has_triton() -> bool:
-    """Triton comes with torch's CUDA builds."""
+    """Return whether triton is installed; torch's CUDA builds come with it."""
     return importlib.util.find_spec("triton") is not None

@@ -1,4 +1,4 @@
-"""The `model` section: which model is trained, and whether all of it or an adapter on top of it."""
+"""The `model` section says which model is trained, and whether all of it or an adapter on top of it."""
 
 from typing import Annotated, Final, Literal
 
@@ -12,7 +12,8 @@ Targets = tuple[Annotated[str, Field(min_length=1)], ...] | Literal["all-linear"
 
 
 class LoraConfig(Section):
-    """An adapter that is trained while the model's own weights stay: two small matrices beside chosen layers."""
+    """Trains an adapter, two small matrices beside each chosen layer, while the model's own weights stay as they
+    are."""
 
     rank: int = Field(default=16, ge=1, le=4096)
     """The inner width of the matrices. Weights, gradients, AdamW's states and what is sent to engines grow with
@@ -20,11 +21,11 @@ class LoraConfig(Section):
     alpha: float = Field(default=32.0, gt=0)
     """The matrices' product is scaled by alpha / rank (with `rslora`, by alpha / √rank)."""
     targets: Targets = ALL_LINEAR
-    """Which layers: a list of names or ends of names (`[q_proj, v_proj]`), or `all-linear`: every linear layer but
-    the output embedding, which can be named (`lm_head`) where it is not tied to the input embedding."""
+    """The layers to adapt: a list of names or ends of names (`[q_proj, v_proj]`), or `all-linear` for every linear
+    layer but the output embedding, which can be named (`lm_head`) if it is not tied to the input embedding."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
-    """Dropped inputs of the matrices in passes that train. It makes the trainer's logprobs noisy, so leave it at 0
-    unless the adapter overfits."""
+    """Dropout rate of the matrices' inputs in training passes. It makes the trainer's logprobs noisy, so leave it
+    at 0 unless the adapter overfits."""
     rslora: bool = False
     """Scale by alpha / √rank, so that large ranks learn as fast as small ones."""
     dora: bool = False
@@ -47,31 +48,31 @@ class LoraConfig(Section):
 
     @property
     def spec(self) -> AdapterSpec:
-        """What an engine must know of it."""
+        """Return what an engine must know about the adapter."""
         return AdapterSpec(rank=self.rank, alpha=self.alpha, rslora=self.rslora, dora=self.dora)
 
 
 class ModelConfig(Section):
-    """Which model is trained, and on what."""
+    """Sets which model is trained, whole or by an adapter, and on which device."""
 
     name: str = "builtin"
-    """A Hugging Face causal LM by name or folder, or a tiny model made on the spot: `builtin`, `builtin-moe`, a
-    mixture of experts, or `builtin-tools`, which chats and can call a calculator."""
+    """A Hugging Face causal LM by name or folder, or a tiny model made on the spot: `builtin`, `builtin-moe` (a
+    mixture of experts) or `builtin-tools` (which chats and can call a calculator)."""
     lora: LoraConfig | None = None
     """Train a LoRA adapter instead of all weights; needs `penstock[lora]`. See docs/lora.md."""
     adapter: str | None = None
-    """A folder with a LoRA adapter in peft's format to go on from; its own settings hold, so leave `lora` out."""
+    """A folder with a LoRA adapter in peft's format to continue from; its own settings apply, so omit `lora`."""
     pad_token: str | None = None
-    """The pad token that is saved with the trained model, where its tokenizer has none or another one is wanted: a
-    token of the vocabulary, best a special one, since decoders leave it out. Nothing in training pads; it is for
-    whoever loads the result."""
+    """The pad token to save with the trained model, if its tokenizer has none or you want another one: a token of
+    the vocabulary, best a special one, since decoders leave it out. Training never pads; programs that load the
+    trained model may."""
     trust_remote_code: bool = False
-    """Whether Python code that comes with the model or its tokenizer may run, on this machine and with your rights.
-    Without it, a model that needs such code is refused."""
+    """Whether Python code that comes with the model or its tokenizer may run, on this machine and with your
+    permissions. If false, a model that needs such code is refused."""
     device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
     """`cpu`, `cuda`, or `auto`: cuda when there is one."""
 
     @property
     def trains_adapter(self) -> bool:
-        """Whether the model's own weights stay as they are."""
+        """Return whether the model's own weights stay as they are."""
         return self.lora is not None or self.adapter is not None

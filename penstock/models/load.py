@@ -1,4 +1,4 @@
-"""Load a Hugging Face causal LM and its tokenizer, with errors a person can act on."""
+"""Loads a Hugging Face causal LM and its config, with errors that a user can act on."""
 
 import sys
 from pathlib import Path
@@ -19,7 +19,8 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 def load_model(
     name_or_path: str, *, dtype: str = "float32", device: str = "cpu", trust_remote_code: bool = False
 ) -> nn.Module:
-    """The model's own class with our attention, in eval mode. Call `attention.attach` before a forward."""
+    """Load the model's own class with our attention, in eval mode. Call `attention.attach` before a forward
+    pass."""
     check_device(device)
     attention.register()
     check_supported(load_config(name_or_path, trust_remote_code=trust_remote_code))
@@ -42,7 +43,7 @@ def load_model(
 
 
 def resolve_device(device: str) -> str:
-    """`auto` is cuda when there is one."""
+    """Replace `auto` by cuda if there is a GPU, else by cpu."""
     if device != "auto":
         return device
     return "cuda" if torch.cuda.is_available() else "cpu"
@@ -60,8 +61,8 @@ def check_device(device: str) -> None:
 
 
 def resolve_dtype(dtype: str, device: str) -> str:
-    """For one process on its own: `auto` is bfloat16 on a GPU that has it, else float32. A run has one answer for
-    all of its processes (`placement/automatic.py`)."""
+    """Replace `auto` by bfloat16 on a GPU that supports it, else by float32. This is for one process on its own;
+    a run decides once for all of its processes (`placement/automatic.py`)."""
     if dtype != "auto":
         return dtype
     on_gpu = torch.device(device).type == "cuda"
@@ -69,7 +70,7 @@ def resolve_dtype(dtype: str, device: str) -> str:
 
 
 def load_config(name_or_path: str, *, trust_remote_code: bool = False) -> Any:
-    """The model's config alone: cheap, and enough to refuse a bad name before anything heavy starts."""
+    """Load the model's config alone: cheap, and enough to refuse a bad name before anything heavy starts."""
     try:
         return AutoConfig.from_pretrained(name_or_path, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
@@ -78,7 +79,7 @@ def load_config(name_or_path: str, *, trust_remote_code: bool = False) -> Any:
 
 
 def _broken_weights(folder: Path) -> Path | None:
-    """The first file of weights whose header can't be read."""
+    """Return the first weights file whose header can't be read."""
     for path in sorted(folder.glob("*.safetensors")) if folder.is_dir() else ():
         try:
             with safe_open(path, framework="pt"):
@@ -96,26 +97,27 @@ ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention", "chunked_at
 
 
 def check_supported(config: Any) -> None:
-    """Refuse a family by its config alone, before any weight is loaded: one that does not use transformers'
-    attention interface, behind which Penstock puts its own attention, or whose layers are not all attention."""
+    """Refuse a family by its config alone, before any weights are loaded. Its code must use transformers'
+    attention interface, behind which Penstock puts its own attention, and all of its layers must be
+    attention."""
     reason = refusal(config)
     if reason is not None:
         raise UserError(reason)
 
 
 def refusal(config: Any) -> str | None:
-    """Why models of this config can't be served, in a sentence that names the family; None when nothing speaks
-    against it."""
+    """Return why models of this config can't be served, in a sentence that names the family, or None if they
+    can."""
     family = getattr(config, "model_type", type(config).__name__)
     model_class = AutoModelForCausalLM._model_mapping.get(type(config), None)
     if model_class is None:
-        return None  # transformers says it better, or the model brings its own code
+        return None  # transformers has a better error message, or the model brings its own code
     others = sorted({*(getattr(config.get_text_config(), "layer_types", None) or ())} - ATTENTION_LAYERS)
     if others or model_class._is_stateful:
         return (
             f"{model_class.__name__} can't be served: not all of its layers are plain attention "
             f"({', '.join(others) or 'some are recurrent'}), and engines here keep nothing but keys and values; "
-            f"choose a family whose every layer is attention, not {family}"
+            f"choose a family in which every layer has attention, not {family}"
         )
     if not hasattr(sys.modules[model_class.__module__], "ALL_ATTENTION_FUNCTIONS"):
         return (

@@ -1,6 +1,6 @@
-"""Which layers of a model a LoRA adapter is on, and what its tensors are: from its outline, without weights.
+"""Finds which layers of a model a LoRA adapter is on, and the shapes of its tensors, without loading weights.
 
-Both the preflight check and the trainer ask here, so a run that can't have its adapter ends before it starts.
+Both the preflight check and the trainer use this, so a run that can't have its adapter ends before it starts.
 """
 
 from collections.abc import Mapping
@@ -15,13 +15,13 @@ from penstock.models.config import ALL_LINEAR, LoraConfig
 from penstock.models.load import load_config
 
 SHOWN = 12
-"""Names of layers in a message."""
+"""How many layer names an error message lists."""
 
 Shapes = dict[str, tuple[int, ...]]
 
 
 def weightless_model(name_or_path: str, *, trust_remote_code: bool = False) -> nn.Module:
-    """A model whose tensors take no memory."""
+    """Build a model on the meta device, so that its tensors take no memory."""
     config = load_config(name_or_path, trust_remote_code=trust_remote_code)
     with torch.device("meta"):
         model: nn.Module = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
@@ -29,7 +29,8 @@ def weightless_model(name_or_path: str, *, trust_remote_code: bool = False) -> n
 
 
 def adapter_shapes(model: nn.Module, lora: LoraConfig) -> Shapes:
-    """The adapter's tensors by the names under which they are saved and sent; refuses what can't be adapted."""
+    """Return the shapes of the adapter's tensors by the names under which they are saved and sent; refuse layers
+    that can't be adapted."""
     shapes: Shapes = {}
     for name, layer in target_layers(model, lora).items():
         shapes[f"{name}.lora_A.weight"] = (lora.rank, layer.in_features)
@@ -40,7 +41,7 @@ def adapter_shapes(model: nn.Module, lora: LoraConfig) -> Shapes:
 
 
 def target_layers(model: nn.Module, lora: LoraConfig) -> dict[str, nn.Linear]:
-    """The layers that get an adapter, by name."""
+    """Return the layers that get an adapter, by name."""
     _refuse_quantised(model)
     targets = all_linear(model) if lora.targets == ALL_LINEAR else lora.targets
     found: dict[str, nn.Linear] = {}
@@ -50,7 +51,7 @@ def target_layers(model: nn.Module, lora: LoraConfig) -> dict[str, nn.Linear]:
 
 
 def all_linear(model: Any) -> tuple[str, ...]:
-    """The ends of the names of all linear layers but the output embedding."""
+    """Return the last name parts of all linear layers but the output embedding."""
     if _has_experts(model):
         raise UserError(
             f"model.lora.targets={ALL_LINEAR} can't be used with {type(model).__name__}: adapters on the "
@@ -93,7 +94,7 @@ def _layers_of_target(model: nn.Module, target: str) -> dict[str, nn.Linear]:
 
 
 def _refuse_embeddings(model: Any, target: str, matches: Mapping[str, nn.Module]) -> None:
-    """All but an output embedding with weights of its own."""
+    """Refuse the input embedding, and an output embedding that is tied to it."""
     if any(module is model.get_input_embeddings() for module in matches.values()):
         why = "adapters are for linear layers"
     elif is_head_adapted(model, matches) and model.config.get_text_config().tie_word_embeddings:
@@ -106,7 +107,7 @@ def _refuse_embeddings(model: Any, target: str, matches: Mapping[str, nn.Module]
 
 
 def is_head_adapted(model: Any, layers: Mapping[str, nn.Module]) -> bool:
-    """Whether the output embedding is among these layers."""
+    """Return whether the output embedding is among these layers."""
     return any(layer is model.get_output_embeddings() for layer in layers.values())
 
 

@@ -1,4 +1,4 @@
-"""A model's sizes without its weights: enough to say what it will need before anything heavy is loaded."""
+"""Computes a model's sizes without its weights, to estimate what it needs before anything heavy is loaded."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +11,7 @@ from penstock.models.load import load_config
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outline:
-    """Counts of numbers, not bytes."""
+    """Holds counts of numbers, not bytes."""
 
     num_parameters: int
     num_layers: int
@@ -21,10 +21,10 @@ class Outline:
     keys: int
     """Width of all key heads together."""
     intermediate: int
-    """Width of the MLP that a token goes through; of all its experts together where there are several."""
+    """Width of the MLP that a token goes through; the sum over its experts where there are several."""
     vocabulary: int
     num_adapter_parameters: int = 0
-    """Of the adapter that is trained in the place of the model's own weights; 0: those are trained."""
+    """Parameters of the adapter that is trained instead of the model's own weights; 0 without an adapter."""
     is_head_trained: bool = True
     """Whether the output embedding is trained, by itself or by an adapter on it."""
 
@@ -34,7 +34,7 @@ class Outline:
 
     @property
     def kv_per_token(self) -> int:
-        """Keys and values of all layers that one token leaves in a cache."""
+        """Return how many numbers one token adds to a key-value cache, over all layers."""
         return 2 * self.num_layers * self.keys
 
 
@@ -44,7 +44,8 @@ def outline_of(name_or_path: str, *, trust_remote_code: bool = False) -> Outline
 
 
 def outline(config: Any, *, trust_remote_code: bool = False) -> Outline:
-    """The sizes of a Hugging Face causal LM. Its tensors are made without memory and thrown away."""
+    """Return the sizes of a Hugging Face causal LM. The model is built on the meta device, so it takes no
+    memory."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
     text = config.get_text_config()
@@ -63,7 +64,8 @@ def outline(config: Any, *, trust_remote_code: bool = False) -> Outline:
 
 
 def _intermediate(text: Any) -> int:
-    """Of a mixture: the experts that a token goes through, and those that all go through."""
+    """Return the MLP width that one token goes through: for a mixture, its chosen experts and the shared one
+    together."""
     chosen = getattr(text, "num_experts_per_tok", None)
     of_expert = getattr(text, "moe_intermediate_size", None)
     if chosen and of_expert:

@@ -1,12 +1,12 @@
-"""Formats of 16 bits: which there are, a matmul that is not rounded to them, and guards against machines that do
-not multiply in them as they should.
+"""Handles 16-bit formats: which there are, a matmul that is not rounded to them, and guards against broken
+hardware.
 
-Some virtual machines report AMX and then stop the process with an illegal instruction at the first
-bfloat16 matmul. Nothing can be caught in the process itself, so another one tries it first.
+Some virtual machines report AMX, then stop the process with an illegal instruction at the first bfloat16
+matmul. The process itself can't catch that, so another process tries it first.
 
-On an H200 (driver 580, torch 2.11) a process that MPS allowed 60 % of the multiprocessors got bfloat16 matmuls that
-were wrong by many orders of magnitude, for some sizes only, without an error: training went on with NaN, generation
-with nonsense. So a GPU is asked before anything is built on it.
+On an H200 (driver 580, torch 2.11), a process that MPS limited to 60 % of the multiprocessors got bfloat16
+matmuls that were wrong by many orders of magnitude. It happened for some sizes only, and without an error:
+training continued with NaN, generation with nonsense. So a GPU is checked before anything is built on it.
 """
 
 import functools
@@ -33,7 +33,8 @@ torch.nn.functional.linear(ones, ones).sum().item()
 
 
 def guard_bfloat16(device: str) -> None:
-    """Make bfloat16 matmul safe in this process; on an honest machine nothing changes."""
+    """Make bfloat16 matmul safe in this process. Nothing changes on a machine whose CPU runs the instructions
+    that it reports."""
     if not device.startswith("cpu") or _matmul_works():
         return
     torch.backends.mkldnn.enabled = False  # type: ignore[assignment]
@@ -50,7 +51,7 @@ def _matmul_works() -> bool:
 
 
 def float32_matmul(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """What a linear layer of 16 bits adds up to, in float32."""
+    """Return the result of a 16-bit linear layer in float32, without rounding it to 16 bits."""
     if not rows.is_cuda:
         return functional.linear(rows.float(), weight.float(), None if bias is None else bias.float())
     result = torch.mm(rows, weight.T, out_dtype=torch.float32)

@@ -1,4 +1,4 @@
-"""Which tensors of a model travel from trainer to engines. Both sides ask here, so both have the same names."""
+"""Decides which tensors of a model travel from trainer to engines; both sides use it, so their names agree."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -8,8 +8,8 @@ from torch import nn
 
 
 def published_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Live parameters and persistent buffers (a router's bias that training moves) by name; tied ones once. What a
-    model computes from its config (rotary frequencies) is in neither."""
+    """Return live parameters and persistent buffers (such as a router's bias that training moves) by name, tied
+    ones once. Tensors that a model computes from its config (rotary frequencies) are left out."""
     tensors: dict[str, torch.Tensor] = dict(model.named_parameters())
     derived = {
         f"{prefix}.{name}" if prefix else name
@@ -22,8 +22,9 @@ def published_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
 def wire_dtypes(
     model: nn.Module, dtype: torch.dtype, tensors: Mapping[str, torch.Tensor] | None = None
 ) -> dict[str, torch.dtype]:
-    """What each published tensor is in an engine that loads the model in `dtype`. Models name a few that stay in
-    float32; numbers that are no floats stay as they are. `tensors`: those that are published, if not all."""
+    """Return the dtype that each published tensor has in an engine that loads the model in `dtype`. Models name
+    a few that stay in float32, and integer tensors keep their dtype. `tensors` are those to publish, if not
+    all."""
     kept = set(getattr(model, "_keep_in_fp32_modules_strict", None) or ())
     if dtype == torch.float16:
         kept |= set(getattr(model, "_keep_in_fp32_modules", None) or ())
@@ -42,10 +43,11 @@ GATE_UP, DOWN = ".experts.gate_up_proj", ".experts.down_proj"
 
 
 def as_checkpoint(tensors: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
-    """Published tensors under the names of checkpoints, which is what servers of others load.
+    """Rename published tensors as checkpoints name them, for servers that load checkpoints.
 
-    Our tensors are named as transformers' modules are. They differ from checkpoints in one thing: the experts of a
-    mixture are one tensor there, and one tensor each in a checkpoint."""
+    Our tensors are named as transformers' modules are. One thing differs from checkpoints: transformers has
+    all experts of a mixture in one tensor, a checkpoint has one tensor for each expert.
+    """
     for name, tensor in tensors:
         if name.endswith(GATE_UP) and tensor.ndim == 3:
             stem = name.removesuffix(".gate_up_proj")

@@ -1,12 +1,12 @@
-"""The routers of a mixture-of-experts model: which experts they choose, observed or answered.
+"""Records or replays which experts the routers of a mixture-of-experts model choose.
 
-Families differ in how they score experts and in what they make of the scores. All of them choose with one
-`topk(scores, k)` over a (tokens, experts) matrix. That call is all that is looked at here: no family is known by
-name. Its ids are written down (`Recording`), or replaced by ids that were written down before (`Replay`). What
-follows in the router then takes the weights from its own scores at these ids, so its gradient stays.
+Families differ in how they score experts and in what they make of the scores, but all of them choose with one
+`topk(scores, k)` over a (tokens, experts) matrix. Only that call is intercepted, so no family is known by
+name. Its ids are recorded (`Recording`), or replaced by ids that were recorded before (`Replay`). The router
+then takes its weights from its own scores at these ids, so it keeps its gradient.
 
-Code that `torch.compile` made must serve routers of all layers, with and without a record. So who sees a choice is
-looked up when the choice is made: a router has a *handle*, an empty tensor, and `Routers` hangs on that.
+Compiled code (`torch.compile`) must serve routers of all layers, with and without recording. So the observer
+is looked up at each choice: a router has a *handle*, an empty tensor with a reference to its `Routers`.
 """
 
 from collections import Counter
@@ -26,14 +26,14 @@ TOPK = (torch.topk, torch.Tensor.topk)
 
 
 class Choices(Protocol):
-    """Sees every choice of a forward pass."""
+    """Observes every choice of a forward pass, and may replace it."""
 
     def choose(self, layer: int, ids: torch.Tensor) -> torch.Tensor:
-        """The ids to go on with, where router number `layer` has chosen `ids`. A new tensor."""
+        """Return the ids that router number `layer`, which chose `ids`, must use, as a new tensor."""
 
 
 class Recording:
-    """Writes down what every router chooses, or is answered by `choices`; `ids` has (tokens, k) of each."""
+    """Records what every router chooses, or what `choices` answers; `ids` has one (tokens, k) tensor per router."""
 
     def __init__(self, num_layers: int, choices: Choices | None = None) -> None:
         self.ids: list[torch.Tensor | None] = [None] * num_layers
@@ -47,10 +47,11 @@ class Recording:
 
 
 class Replay:
-    """Answers with recorded ids, (layers, tokens, k). A token that is not `known` keeps the live router's."""
+    """Answers with recorded ids, (layers, tokens, k). A token that is not `known` keeps the live router's ids."""
 
     def __init__(self, ids: torch.Tensor, known: torch.Tensor, *, all_known: bool = False) -> None:
-        """`all_known` says what `known` says, without a wait for the device."""
+        """Keep the records. `all_known` says that every token is known, which `known` would reveal only after a
+        wait for the device."""
         self._ids, self._known, self._all_known = ids, known, all_known
         self._flipped: list[torch.Tensor | None] = [None] * len(ids)
 
@@ -60,8 +61,8 @@ class Replay:
             raise ValueError(
                 f"a router chose ids of shape {tuple(ids.shape)}, and {tuple(recorded.shape)} are recorded"
             )
-        if self._flipped[layer] is None:  # computed again in backward, a layer would say the same
-            # No id comes twice in a choice, so two are the same set where each id of one is in the other.
+        if self._flipped[layer] is None:  # a layer that is recomputed in backward would give the same count
+            # No id occurs twice in a choice, so two choices are the same set if each id of one is in the other.
             is_same = (recorded[:, :, None] == ids[:, None, :]).any(dim=2).all(dim=1)
             self._flipped[layer] = (self._known & ~is_same).sum()
         if self._all_known:
@@ -70,15 +71,16 @@ class Replay:
 
     @property
     def num_flipped(self) -> torch.Tensor:
-        """(layer, token) pairs whose live choice is another set of experts than the recorded one."""
+        """Return how many (layer, token) pairs chose another set of experts live than the recorded one."""
         return torch.stack([count for count in self._flipped if count is not None]).sum()
 
 
 class Routers:
-    """All routers of a model, in the order in which a forward pass comes to them.
+    """Holds all routers of a model, in the order in which a forward pass reaches them.
 
-    `choices` sees their choices from the moment it is set, in every thread: layers that are computed again in
-    backward are answered as they were in forward, as long as no other pass has begun."""
+    `choices` observes their choices in every thread from the moment it is set. Layers that are recomputed in
+    backward are answered as in forward, as long as no other pass has begun.
+    """
 
     def __init__(self, modules: Sequence[nn.Module], shape: RoutingShape) -> None:
         self.shape = shape
@@ -87,17 +89,18 @@ class Routers:
         self._handles = [self._handle(layer, module) for layer, module in enumerate(modules)]
 
     def watch(self) -> None:
-        """Come between the routers and their choices. Until then the model is as it was."""
+        """Intercept the routers' choices. Until this call the model is unchanged."""
         for module, handle in zip(self._modules, self._handles, strict=True):
             module.__class__ = _watched_class(type(module))
             module._penstock_watch = (handle, self.shape.num_experts)  # type: ignore[assignment]
 
     def choose(self, layer: int, ids: torch.Tensor) -> torch.Tensor:
-        """What `choices` says; the same ids where nobody looks."""
+        """Return what `choices` answers, or a copy of the same ids if no observer is set."""
         return ids.clone() if self.choices is None else self.choices.choose(layer, ids)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Routers":
-        """What sees a model's routers sees those of its copies too, until theirs are found."""
+        """Return the same object: a copied model shares its observer with the original until its own routers are
+        found."""
         return self
 
     def _handle(self, layer: int, module: nn.Module) -> torch.Tensor:
@@ -106,8 +109,8 @@ class Routers:
         return handle
 
     @contextmanager
-    def seen_by(self, choices: Choices | None) -> Iterator[None]:
-        """In this block, and no longer."""
+    def observed_by(self, choices: Choices | None) -> Iterator[None]:
+        """Set the observer for the duration of the block."""
         before, self.choices = self.choices, choices
         try:
             yield
@@ -117,7 +120,7 @@ class Routers:
 
 @torch.library.custom_op("penstock::choose_experts", mutates_args=())
 def choose_experts(ids: torch.Tensor, handle: torch.Tensor) -> torch.Tensor:
-    """The ids to go on with, where the router of this handle has chosen `ids`."""
+    """Return the ids that the router of this handle, which chose `ids`, must use."""
     routers: Routers
     routers, layer = handle._penstock_router  # type: ignore[attr-defined]
     return routers.choose(layer, ids)
@@ -130,8 +133,8 @@ def _(ids: torch.Tensor, handle: torch.Tensor) -> torch.Tensor:
 
 @torch.library.custom_op("penstock::scores_at", mutates_args=())
 def scores_at(scores: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """The scores of chosen experts, as a tensor of its own. A compiler would fuse a plain `gather` into what reads
-    its result, the sums over experts, where it is then done once for every number of a hidden state."""
+    """Return the scores of chosen experts as a separate tensor. A compiler would fuse a plain `gather` into the
+    code that reads it, the sums over experts, and repeat it for every element of a hidden state."""
     return scores.gather(1, ids)
 
 
@@ -156,7 +159,8 @@ scores_at.register_autograd(_score_gradient, setup_context=_keep_ids)
 
 
 class _Watched:
-    """Mixed into a router's class: its forward, with somebody who sees its choice. Names of parameters stay."""
+    """Runs a router's forward with its choice intercepted. It is mixed into the router's class; parameter names
+    stay the same."""
 
     _penstock_watch: tuple[torch.Tensor, int] | None
     """Its handle, and the number of experts."""
@@ -182,14 +186,14 @@ def _watched_class(kind: type[nn.Module]) -> type[nn.Module]:
 
 
 class _Chosen(NamedTuple):
-    """What `topk` returns."""
+    """Mirrors what `topk` returns."""
 
     values: torch.Tensor
     indices: torch.Tensor
 
 
 class _Topk(TorchFunctionMode):
-    """Hands the ids of each choice among experts to `answer`, and goes on with those that it gives back."""
+    """Passes the ids of each choice among experts to `answer`, and uses the ids that it returns."""
 
     def __init__(self, num_experts: int, answer: Callable[[torch.Tensor], torch.Tensor]) -> None:
         super().__init__()
@@ -205,21 +209,21 @@ class _Topk(TorchFunctionMode):
         if scores.dim() != 2 or scores.shape[1] != self._num_experts:
             return result
         ids = self._answer(result[1])
-        # Decode steps have so few tokens that one kernel more costs more than a fused gather.
+        # Decode steps have so few tokens that one more kernel costs more than a fused gather.
         values = scores_at(scores, ids) if scores.requires_grad else scores.gather(1, ids)
         return _Chosen(values, ids)
 
 
 def unwatch(model: nn.Module) -> None:
-    """Let the routers of a model choose alone, whoever has watched them before."""
+    """Stop intercepting the routers of a model, whichever `Routers` did it."""
     for module in model.modules():
         if isinstance(module, _Watched):
             module._penstock_watch = None
 
 
 def find_routers(model: nn.Module, run: Callable[[], object]) -> Routers | None:
-    """The routers of a model, found while `run` computes one token with it; None for a dense model. A model whose
-    routers do not choose exactly once for the token, or not in every layer that has experts, is refused."""
+    """Find the routers of a model while `run` computes one token with it; return None for a dense model. A model
+    is refused if its routers do not choose exactly once for the token in every layer that has experts."""
     num_experts = num_experts_of(model.config)
     if not num_experts:
         return None
@@ -247,7 +251,7 @@ def find_routers(model: nn.Module, run: Callable[[], object]) -> Routers | None:
 
 
 def _calls(model: nn.Module, num_experts: int, run: Callable[[], object]) -> list[tuple[nn.Module, int]]:
-    """Each choice of a forward pass: the innermost module that it was made in, and how many it chose."""
+    """Return each choice of a forward pass: the innermost module that made it, and how many experts it chose."""
     inside: list[nn.Module] = []
     calls: list[tuple[nn.Module, int]] = []
 
@@ -271,7 +275,7 @@ def _calls(model: nn.Module, num_experts: int, run: Callable[[], object]) -> lis
 
 
 def expert_names(model: nn.Module, num_experts: int) -> list[str]:
-    """Parameters that hold a matrix of each expert, as transformers stores them: one tensor for all."""
+    """Return the parameters that hold a matrix for each expert, as transformers stores them: one tensor for all."""
     return [
         name
         for name, parameter in model.named_parameters()
@@ -280,7 +284,7 @@ def expert_names(model: nn.Module, num_experts: int) -> list[str]:
 
 
 def _layer_of(name: str) -> str:
-    """`model.layers.3` for what lies in it: the name up to its first number."""
+    """Return a module's layer, such as `model.layers.3`: its name up to the first number."""
     parts = name.split(".")
     end = next((at for at, part in enumerate(parts) if part.isdigit()), len(parts) - 1)
     return ".".join(parts[: end + 1])

@@ -1,4 +1,4 @@
-"""A model's weights in the number format that its checkpoint came in. The trainer computes in another one."""
+"""Saves a model's weights in the number format of its checkpoint; the trainer computes in a different one."""
 
 import json
 from collections.abc import Mapping
@@ -16,13 +16,14 @@ WEIGHTS = "model.safetensors"
 
 
 def save_model(model: Any, folder: Path, dtype: torch.dtype | None) -> None:
-    """As `from_pretrained` reads it; `dtype` None saves the weights as they are."""
+    """Save a model so that `from_pretrained` can read it. `dtype` None saves the weights as they are."""
     write_config(model, folder, dtype)
     write_weights(model, folder, dtype, model.state_dict())
 
 
 def write_config(model: Any, folder: Path, dtype: torch.dtype | None) -> None:
-    """All but the weights: config, settings of generation, a model's own code. Training changes none of it."""
+    """Save everything but the weights: config, generation settings, the model's own code. Training changes none
+    of it."""
     model.save_pretrained(folder, state_dict={})
     (folder / WEIGHTS).unlink(missing_ok=True)
     if dtype is not None:
@@ -32,8 +33,8 @@ def write_config(model: Any, folder: Path, dtype: torch.dtype | None) -> None:
 def write_weights(
     model: Any, folder: Path, dtype: torch.dtype | None, state: Mapping[str, torch.Tensor]
 ) -> dict[Path, Checksum]:
-    """The weights alone, under the names of the family's published checkpoints. `state` is the model's, or a copy
-    that training does not change meanwhile."""
+    """Save the weights alone, under the names of the family's published checkpoints. `state` is the model's
+    state dict, or a copy that training does not change meanwhile."""
     from transformers.core_model_loading import revert_weight_conversion
     from transformers.modeling_utils import remove_tied_weights_from_state_dict
 
@@ -59,7 +60,8 @@ def _in_format(
 
 
 def _name_format(path: Path, dtype: str) -> None:
-    """`save_pretrained` names the format of the live weights, also in the configs inside the config."""
+    """Correct the dtype in the config and in the configs inside it, where `save_pretrained` wrote that of the
+    live weights."""
 
     def renamed(section: dict[str, Any]) -> dict[str, Any]:
         inner = {key: renamed(value) if isinstance(value, dict) else value for key, value in section.items()}

@@ -1,7 +1,8 @@
-"""A small random model that attends as a large one does: the same code, few and narrow layers, near limits.
+"""Builds a small random model that attends as a large one does: the same code, few and narrow layers, short
+limits.
 
-Windows, chunks and positions at which the rotary embedding changes are brought close, so that a few tokens reach
-past all of them. A limit that the run's context never reaches is put out of reach instead.
+Windows, chunks and positions at which the rotary embedding changes are reduced, so that a few tokens reach
+past all of them. A limit that the run's context never reaches is set out of reach instead.
 """
 
 import copy
@@ -17,7 +18,7 @@ VOCABULARY = 61
 MAX_POSITIONS = 64
 MAX_PARAMETERS = 30_000_000
 HEADS = 2
-"""Key heads of the twin at most; each keeps at most this many query heads."""
+"""The most key heads that a twin has, and the most query heads of each."""
 
 SMALL_SIZES = {
     "vocab_size": VOCABULARY,
@@ -44,7 +45,7 @@ SMALL_SIZES = {
     "max_position_embeddings": MAX_POSITIONS,
     "initializer_range": 0.3,
 }
-"""What a config of any family may say of its sizes, and what the twin has. Heads keep their own size."""
+"""Size fields in the configs of all families, with the twin's values. Heads keep their own size."""
 
 LIMITS = {
     "sliding_window": ("a sliding window", 5),
@@ -54,12 +55,12 @@ LIMITS = {
 """Attribute, its name in a sentence, and its size in a twin."""
 ROPE_SWITCH = 8
 LAYER_NUMBERS = ("moe_layers", "mlp_only_layers", "full_attn_idxs")
-"""Lists of layers by number; other lists of as many entries as layers say something of each."""
+"""Lists of layer numbers. Any other list with as many entries as layers has one entry for each layer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """A number of tokens past which a model attends in another way."""
+    """Names a number of tokens past which a model attends differently."""
 
     name: str
     tokens: int
@@ -69,7 +70,7 @@ class Limit:
 
 
 def limits_of(config: Any) -> list[Limit]:
-    """All that the config names, the nearest first."""
+    """Return all limits that the config names, the smallest first."""
     text = config.get_text_config()
     found = [
         Limit(name, int(getattr(text, attribute)))
@@ -84,7 +85,7 @@ def limits_of(config: Any) -> list[Limit]:
 
 
 def small_config(config: Any, max_context: int) -> Any:
-    """The twin's config: of the text part, for contexts up to `max_context` tokens of the large model."""
+    """Return the twin's config: the text part, for contexts up to `max_context` tokens of the large model."""
     small = copy.deepcopy(config.get_text_config())
     _choose_layers(small)
     heads = int(small.num_attention_heads)
@@ -109,8 +110,8 @@ def small_config(config: Any, max_context: int) -> Any:
 
 
 def small_twin(config: Any, max_context: int, *, seed: int = 0) -> nn.Module:
-    """A random model of the small config, with the attention of its own code. Raises whatever its class does where
-    the sizes do not fit it, and `ValueError` where it stays large."""
+    """Build a random model of the small config, with the attention of its own code. Raises whatever its class
+    raises for sizes that do not fit it, and `ValueError` if the model would still be large."""
     small = small_config(config, max_context)
     make = partial(
         AutoModelForCausalLM.from_config,
@@ -130,7 +131,7 @@ def small_twin(config: Any, max_context: int, *, seed: int = 0) -> nn.Module:
 
 
 def _choose_layers(config: Any) -> None:
-    """The first two layers, and the first of every kind: as many as show all that the layers differ in."""
+    """Keep the first two layers and the first of every kind, which show every difference between layers."""
     count = int(config.num_hidden_layers)
     lists = {
         name: value
@@ -162,7 +163,7 @@ def _bring_limits_near(config: Any, max_context: int) -> None:
 
 
 def _ropes(config: Any) -> list[dict[str, Any]]:
-    """The settings of its rotary embeddings: one, or one for each kind of layer."""
+    """Return the settings of the rotary embeddings: one dict, or one for each kind of layer."""
     ropes = getattr(config, "rope_parameters", None) or {}
     nested = [value for value in ropes.values() if isinstance(value, dict)]
     return nested or ([ropes] if ropes else [])

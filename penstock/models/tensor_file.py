@@ -1,7 +1,7 @@
-"""Writes safetensors files from host memory without a copy, and without keeping other Python threads from running.
+"""Writes safetensors files from host memory without a copy, and without blocking other Python threads.
 
-The library's own writer holds Python's lock until the last byte is written. A trainer that writes a checkpoint
-beside its steps could launch nothing meanwhile.
+The safetensors library's own writer holds the GIL until the last byte is written. A trainer that writes a
+checkpoint beside its steps could launch nothing meanwhile.
 """
 
 import json
@@ -16,7 +16,7 @@ from penstock.errors import DiskFull
 from penstock.safe_files import is_full_disk
 
 PIECE_BYTES = 64 << 20
-"""Written at once; Linux takes at most 2 GiB."""
+"""The size of one write; Linux accepts at most 2 GiB."""
 ALIGNMENT = 8
 NAMES = {
     torch.float64: "F64",
@@ -32,13 +32,13 @@ NAMES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-"""What the format calls a dtype."""
+"""The format's names of dtypes."""
 
 
 def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> Checksum:
-    """Tensors may be views. Those on a device are moved to the host one at a time. The checksum is of what is in
-    memory, whatever the disk makes of it."""
-    # Wide values first: then each lies at a multiple of its own width.
+    """Write tensors, which may be views, to a safetensors file. Tensors on a device are moved to the host one at
+    a time. The checksum is that of the bytes in memory, whatever reaches the disk."""
+    # Tensors with wide elements come first, so that each starts at a multiple of its own width.
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
     header = _header(ordered)
     num_bytes = len(header) + sum(tensor.nbytes for _, tensor in ordered)
@@ -60,7 +60,7 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> Checksum:
 
 
 def _header(ordered: Sequence[tuple[str, torch.Tensor]]) -> bytes:
-    """Its own length, then what lies where behind it, as JSON."""
+    """Return the file's header: its own length, then the offsets of the tensors after it, as JSON."""
     entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
     start = 0
     for name, tensor in ordered:

@@ -1,8 +1,8 @@
-"""The model's tokenizer as rollouts need it: prompts to ids, ids to text, and the ids that stop.
+"""Wraps the model's tokenizer as rollouts need it: prompts to ids, ids to text, and the ids that stop.
 
-Sequences are packed, never padded: nothing here uses a pad token. Whoever loads the trained model may, and would
-get a token of the loader's choice where the tokenizer has none, so a run asks for it before it starts. This module
-imports without torch and, until a tokenizer is loaded, without transformers.
+Sequences are packed, never padded, so nothing here uses a pad token. A program that loads the trained model
+may pad, and would choose a token itself if the tokenizer has none, so a run settles the pad token before it
+starts. This module imports without torch and, until a tokenizer is loaded, without transformers.
 """
 
 import difflib
@@ -17,16 +17,17 @@ from penstock.records import Message, Task
 from penstock.records.interfaces import Tokenizer
 
 ANSWER = "\u2402answer\u2403"
-"""Stands for an answer in a conversation that only serves to see what a template writes after one."""
+"""Stands for an answer in a conversation that is rendered only to see what a template writes after one."""
 
 
 class ChatTokenizer:
-    """`interfaces.Tokenizer` over the tokenizer in a Hugging Face folder or repository.
+    """Implements `interfaces.Tokenizer` with the tokenizer in a Hugging Face folder or repository.
 
-    A string prompt is tokenised as the tokenizer does by itself, with a bos token if it adds one; an eos
-    token that it appends is taken off, since nothing follows an end. Chat messages go through the chat
-    template, opened for the assistant's answer. `template_args` are the
-    template's own. `pad_token` only matters when it is saved."""
+    A string prompt is tokenised as the tokenizer does by default, with a bos token if it adds one; an eos
+    token that it appends is removed, since the prompt continues. Chat messages go through the chat template,
+    opened for the assistant's answer. `template_args` are passed to the template. `pad_token` only matters
+    when the tokenizer is saved.
+    """
 
     def __init__(
         self,
@@ -46,16 +47,16 @@ class ChatTokenizer:
                 name_or_path, trust_remote_code=trust_remote_code
             )
         except Exception as error:
-            # Depending on what is missing or broken in the folder, transformers raises many kinds.
+            # What transformers raises depends on what is missing or broken in the folder.
             raise UserError(
                 f"the tokenizer of {name_or_path!r} could not be loaded: {_first_line(error)}"
             ) from error
-        self._prompts = KeptPrompts(self._encode)
+        self._prompts = PromptCache(self._encode)
         self._stop_token_ids = _stop_token_ids(name_or_path, self._tokenizer.eos_token_id)
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
-        """The tokenizer's eos and every end token that the model's generation config names."""
+        """Return the tokenizer's eos and every end token that the model's generation config names."""
         return self._stop_token_ids
 
     @property
@@ -74,8 +75,8 @@ class ChatTokenizer:
         return token_ids
 
     def encode_reply(self, messages: tuple[Message, ...], *, after: int | None) -> list[int]:
-        """The template is applied to a stand-in conversation, and what it writes after the stand-in answer is
-        taken. An answer that ended with its own end token has written the beginning of that already."""
+        """Apply the template to a stand-in conversation, and encode what it writes after the stand-in answer. If
+        the real answer ended with its own end token, that token is already there and is left out here."""
         stand_in = (Message(role="user", content="?"), Message(role="assistant", content=ANSWER))
         text = self._apply_template(_plain((*stand_in, *messages)), tokenize=False)
         _, found, following = text.rpartition(ANSWER)
@@ -90,7 +91,7 @@ class ChatTokenizer:
 
     @property
     def template(self) -> str:
-        """The text of the chat template; empty where there is none or there are several."""
+        """Return the text of the chat template; empty if there is none or there are several."""
         template = self._tokenizer.chat_template
         return template if isinstance(template, str) else ""
 
@@ -100,7 +101,7 @@ class ChatTokenizer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         **template_args: Any,
     ) -> list[int]:
-        """Messages as a template takes them, calls of tools among them, opened for the assistant's answer."""
+        """Encode messages as a template takes them, tool calls included, opened for the assistant's answer."""
         token_ids: list[int] = self._apply_template(messages, tokenize=True, tools=tools, **template_args)
         return token_ids
 
@@ -110,17 +111,18 @@ class ChatTokenizer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         **template_args: Any,
     ) -> str:
-        """The text that `encode_chat` gives the ids of."""
+        """Return the text whose ids `encode_chat` returns."""
         text: str = self._apply_template(messages, tokenize=False, tools=tools, **template_args)
         return text
 
     def decode(self, token_ids: list[int]) -> str:
-        """The text without special tokens."""
+        """Return the text without special tokens."""
         text: str = self._tokenizer.decode(token_ids, skip_special_tokens=True)
         return text
 
     def check_pad_token(self, log: Callable[[str], None]) -> None:
-        """Refuse a pad token that is not in the vocabulary; say which one is saved where there is none."""
+        """Refuse a pad token that is not in the vocabulary; log which one will be saved if the tokenizer has
+        none."""
         if self._pad_token is not None and self._pad_token not in self._tokenizer.get_vocab():
             special = {*self._tokenizer.all_special_tokens, *self._tokenizer.get_added_vocab()}
             near = difflib.get_close_matches(self._pad_token, sorted(special), n=1, cutoff=0)
@@ -141,7 +143,8 @@ class ChatTokenizer:
         self._tokenizer.save_pretrained(folder)
 
     def _end_of_text(self) -> str | None:
-        """The first end that the model's own config names: a tokenizer's may be another. None: there is none."""
+        """Return the first end token that the model's own config names, since a tokenizer's may differ; None if
+        there is none."""
         named = [end for end in _model_ends(self.name) if 0 <= end < self.num_tokens]
         end: str | None = self._tokenizer.eos_token
         return self._tokenizer.convert_ids_to_tokens(named[0]) if named else end
@@ -159,7 +162,7 @@ class ChatTokenizer:
     def _apply_template(
         self, messages: Sequence[Mapping[str, Any]], *, tokenize: bool, **template_args: Any
     ) -> Any:
-        """The messages as the template writes them, opened for the assistant's answer: text, or its ids."""
+        """Apply the template to the messages, opened for the assistant's answer, and return text or ids."""
         if not self.has_template:
             raise TaskError(
                 "the tasks' prompts are chat messages but the model's tokenizer has no chat template; "
@@ -174,7 +177,7 @@ class ChatTokenizer:
                 return_dict=False,
             )
         except Exception as error:
-            # A template is a program of the model's author: it may refuse roles or orders in its own words.
+            # A template is a program: it may refuse roles or their order with any message of its own.
             raise TaskError(f"the chat template of {self.name!r} refuses the prompt: {error}") from error
 
 
@@ -183,20 +186,21 @@ def _plain(messages: tuple[Message, ...]) -> list[dict[str, str]]:
 
 
 def model_context(name_or_path: str, *, trust_remote_code: bool = False) -> int:
-    """The longest sequence that the model was made for, from its config alone."""
+    """Return the longest sequence that the model was made for, from its config alone."""
     from transformers import AutoConfig
 
     try:
         config = AutoConfig.from_pretrained(name_or_path, trust_remote_code=trust_remote_code)
     except Exception as error:
-        # As with tokenizers: what is missing or broken decides the kind.
+        # As with tokenizers, what is raised depends on what is missing or broken.
         hint = "" if Path(name_or_path).exists() else " (no such folder here, nor in the hub's cache)"
         raise UserError(f"model {name_or_path!r} could not be loaded{hint}: {_first_line(error)}") from error
     return max_positions(config)
 
 
 def max_positions(config: Any) -> int:
-    """The longest sequence that a model with this config was made for; very many where it does not say."""
+    """Return the longest sequence that a model with this config was made for; a very large number if it does not
+    say."""
     text = config.get_text_config()
     return int(
         getattr(text, "max_position_embeddings", None) or getattr(text, "n_positions", None) or 1 << 20
@@ -206,7 +210,8 @@ def max_positions(config: Any) -> int:
 def check_prompts(
     tasks: Sequence[Task], tokenizer: Tokenizer, *, max_context: int, max_new_tokens: int
 ) -> int:
-    """Refuse the first prompt that cannot be answered within the context. Returns the longest length."""
+    """Refuse the first prompt that can't be answered within the context. Return the length of the longest
+    prompt."""
     longest = 0
     for task in tasks:
         length = len(tokenizer.encode_prompt(task.prompt))
@@ -227,7 +232,7 @@ def _stop_token_ids(name_or_path: str, eos_token_id: int | None) -> tuple[int, .
 
 
 def _model_ends(name_or_path: str) -> list[int]:
-    """The end tokens that the model's generation config names, or else its config, in their order."""
+    """Return the end tokens that the model's generation config names, or else its config, in their order."""
     for file_name in ("generation_config.json", "config.json"):
         value = _read_json(name_or_path, file_name).get("eos_token_id")
         if value is not None:
@@ -236,7 +241,7 @@ def _model_ends(name_or_path: str) -> list[int]:
 
 
 def _read_json(name_or_path: str, file_name: str) -> dict[str, Any]:
-    """A JSON file of the model, from its folder or the hub's cache; empty when it has none."""
+    """Read a JSON file of the model, from its folder or the hub's cache; return an empty dict if it has none."""
     path: str | None = str(Path(name_or_path) / file_name)
     if not Path(name_or_path).is_dir():
         from transformers.utils import cached_file
@@ -267,13 +272,13 @@ def _first_line(error: BaseException) -> str:
 P = TypeVar("P", bound=Hashable)
 
 MAX_TOKENS = 1 << 21
-"""Eight megabytes."""
+"""8 MiB at four bytes each."""
 
 
-class KeptPrompts(Generic[P]):
-    """Encodes each prompt once while it is remembered: a run sees each of its prompts when it checks them, then in
-    every episode of every epoch. When they have more than `max_tokens` together, those that
-    came first are forgotten."""
+class PromptCache(Generic[P]):
+    """Encodes each prompt once while it is cached. A run needs each of its prompts when it checks them, then
+    again in every episode of every epoch. When the cached prompts exceed `max_tokens` together, the oldest
+    are dropped."""
 
     def __init__(self, encode: Callable[[P], Sequence[int]], *, max_tokens: int = MAX_TOKENS) -> None:
         self._encode = encode
@@ -282,7 +287,7 @@ class KeptPrompts(Generic[P]):
         self._num_tokens = 0
 
     def token_ids(self, prompt: P) -> list[int]:
-        """A list of the caller's own."""
+        """Return the prompt's ids as a new list."""
         kept = self._kept.get(prompt)
         if kept is None:
             kept = self._kept[prompt] = array("i", self._encode(prompt))

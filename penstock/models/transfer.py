@@ -1,5 +1,5 @@
-"""Between host and device without waiting for either: copies both ways, marks in the device's queue, and work that
-overlaps a transfer."""
+"""Copies between host and device without a wait, marks points in the device's queue, and overlaps work with
+transfers."""
 
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +12,7 @@ import torch
 
 
 def upload(array: npt.NDArray[np.generic], device: torch.device) -> torch.Tensor:
-    """A copy on the device that nobody waits for: from pinned memory, in the order of the stream."""
+    """Copy an array to the device from pinned memory, in stream order, without waiting for the copy."""
     tensor = torch.from_numpy(np.ascontiguousarray(array))
     if device.type == "cpu":
         return tensor.clone()
@@ -20,12 +20,13 @@ def upload(array: npt.NDArray[np.generic], device: torch.device) -> torch.Tensor
 
 
 def host_buffer(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Memory of the host, not written yet, from which a copy to the device need not be waited for."""
+    """Allocate uninitialised host memory, pinned on CUDA so that copies from it to the device are asynchronous."""
     return torch.empty(shape, dtype=dtype, pin_memory=device.type == "cuda")
 
 
 def download(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy on the host, there once the device has come to a mark that is set after this."""
+    """Copy a tensor to the host. The copy is complete once the device has passed a mark that was set after this
+    call."""
     if tensor.device.type == "cpu":
         return tensor.clone()
     target = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
@@ -33,7 +34,7 @@ def download(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def mark(device: torch.device) -> Callable[[], None]:
-    """The place up to which work has been queued; calling it waits until the device has come there."""
+    """Mark the work queued so far. Call the result to wait until the device has done that work."""
     if device.type != "cuda":
         return _nothing
     event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -48,8 +49,8 @@ def _nothing() -> None:
 
 @contextmanager
 def side_stream(device: torch.device) -> Iterator[None]:
-    """What is queued inside neither waits for the engine's passes nor holds them up; it is done when the block
-    ends. On a CPU there is nothing to it."""
+    """Queue the block's work on a stream of its own, so that it neither waits for the engine's passes nor delays
+    them. The block ends when that work is done. On a CPU this does nothing."""
     if device.type != "cuda":
         yield
         return
@@ -64,8 +65,9 @@ Result = TypeVar("Result")
 
 
 def one_ahead(function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
-    """`map`, with the next call under way in a thread while the caller works on a result: packing, transfer and
-    unpacking overlap, and two results exist at once. Leaving early waits for the call under way."""
+    """Map `function` over `items` with the next call running in a thread while the caller uses a result.
+    Packing, transfer and unpacking thus overlap, and two results exist at once. Leaving early waits for the
+    running call."""
     remaining = iter(items)
     with ThreadPoolExecutor(1, thread_name_prefix="ahead") as thread:
         pending = [thread.submit(function, item) for item in _first(remaining)]
@@ -76,7 +78,7 @@ def one_ahead(function: Callable[[Item], Result], items: Iterable[Item]) -> Iter
 
 
 def _first(items: Iterator[Item]) -> Iterator[Item]:
-    """The next one, if there is one."""
+    """Yield only the next item, if there is one."""
     for item in items:
         yield item
         return

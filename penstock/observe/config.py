@@ -1,4 +1,4 @@
-"""The `observe` section: what a person sees of a run, and where numbers go."""
+"""Defines the `observe` section: what a person sees of a run, and where its metrics go."""
 
 from typing import Literal
 
@@ -8,25 +8,25 @@ from penstock.config import Section
 
 
 class ObserveConfig(Section):
-    """What a person sees of a run, and where its numbers go besides `metrics.jsonl`."""
+    """Configures what a run shows on screen and on its page, and where metrics go besides `metrics.jsonl`."""
 
     view: Literal["auto", "live", "plain", "none"] = "auto"
-    """`live` draws in the terminal or in a notebook's cell, `plain` prints log lines, `auto` takes `live` only
-    there."""
+    """`live` draws in the terminal or in a notebook's cell, `plain` prints log lines, `none` shows nothing. `auto`
+    is `live` in a terminal or notebook, and `plain` elsewhere."""
     every_s: float = Field(default=5.0, gt=0)
-    """Seconds between two progress lines of the plain view."""
+    """Seconds between progress lines of the plain view."""
     samples_mb: float = Field(default=64.0, ge=0, le=1e6)
-    """Megabytes of answers that the run folder keeps: the newest half whole, and an even share of all older ones;
-    0 keeps none. Drops are kept in any case."""
+    """Megabytes of answers that the run folder keeps: the newest half in full, and an even share of all older ones;
+    0 keeps none. That a group was dropped, and why, is always kept."""
     traced_answers: int = Field(default=8, ge=0, le=1024)
-    """Answers of each step whose tokens are kept one by one, with both sides' logprobs; the one with the widest gap
-    comes in addition. 0 keeps none."""
+    """Answers of each step that are kept token by token, with the engine's and the trainer's logprobs, besides the
+    answer whose logprobs differ most. 0 keeps none."""
     tokens_mb: float = Field(default=64.0, ge=0, le=1e6)
-    """Megabytes of such tokens that the run folder keeps, the same way; 0 keeps none."""
+    """Megabytes of such tokens that the run folder keeps, thinned as `samples_mb` says; 0 keeps none."""
     spans_mb: float = Field(default=128.0, ge=0, le=1e6)
-    """Megabytes of spans and counters that the run folder keeps, the newest ones; 0 keeps none."""
+    """Megabytes of spans and counters that the run folder keeps; the oldest are deleted first. 0 keeps none."""
     gpu_hour_price: float | None = Field(default=None, ge=0)
-    """What an hour of one GPU costs, in any currency: a run then says what it has cost."""
+    """Price of one GPU-hour, in any currency. If it is set, the report and the page show what the run cost."""
     tensorboard: bool = False
     """Write TensorBoard events into the run folder (needs `penstock[tensorboard]`)."""
     wandb: bool = False
@@ -36,14 +36,14 @@ class ObserveConfig(Section):
     project: str = "penstock"
     """Project name for wandb and trackio."""
     dashboard: bool = True
-    """Serve a web page of the run while it goes on; its address is printed at the start. The page's process starts
-    when somebody first opens it."""
+    """Serve a web page of the run while it is running. Its address is printed at the start; its process starts when
+    the page is first opened."""
     dashboard_host: str = "127.0.0.1"
-    """Where the page listens. Whoever opens it needs the token in its address, on loopback too."""
+    """Address that the page listens on. Opening it needs the token in the printed address, on loopback too."""
     dashboard_port: int = Field(default=8421, ge=0, le=65535)
-    """Its port; a free one when this one is taken."""
+    """Port of the page; a free one if this one is taken."""
     dashboard_hosts: tuple[str, ...] = ()
-    """Other host names under which the page may be asked for: those of a notebook's proxy, say. Loopback's names
-    are always known, so a tunnel (`ssh -L`) needs none."""
+    """Other host names under which browsers may reach the page, such as a notebook proxy's. Loopback names are
+    always accepted, so a tunnel (`ssh -L`) needs none."""
     watchdog_s: float = Field(default=120.0, gt=0)
-    """When nothing has moved for this long, say who waits for whom and why."""
+    """Seconds without progress after which the log says who waits for whom, and why."""

@@ -1,8 +1,8 @@
-"""Seconds as a person says them."""
+"""Formats seconds as a person says them."""
 
 
 def duration(seconds: float) -> str:
-    """Two units at most: `29 s`, `4 min 10 s`, `2 h 5 min`, `3 d 4 h`."""
+    """Format seconds in at most two units: `29 s`, `4 min 10 s`, `2 h 5 min`, `3 d 4 h`."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"

@@ -1,4 +1,4 @@
-"""A worker's events until the controller fetches them. Any thread may emit."""
+"""Keeps a worker's events until the controller fetches them. Any thread may emit."""
 
 import time
 from collections import deque
@@ -9,18 +9,18 @@ from penstock.observe.recorder import Recorder
 
 CAPACITY = 20_000
 BATCH = 2_000
-"""Events of one answer: a few hundred kilobytes."""
+"""Events in one reply to the controller: a few hundred kilobytes."""
 
 
 class MonotonicClock:
-    """`time.monotonic`: on Linux the same clock in every process of a machine."""
+    """Reads `time.monotonic`, which on Linux is the same clock in every process of a machine."""
 
     def time(self) -> float:
         return time.monotonic()
 
 
 class EventQueue:
-    """Bounded: when nobody fetches, newer events are left out and counted."""
+    """Holds at most `capacity` events. When it is full, newer events are dropped and counted."""
 
     def __init__(self, capacity: int = CAPACITY) -> None:
         self.clock = MonotonicClock()
@@ -39,7 +39,7 @@ class EventQueue:
             self._events.append(event)
 
     def take(self) -> EventBatch:
-        """The oldest events, for good."""
+        """Remove and return the oldest events."""
         count = min(BATCH, len(self._events))
         lost, self._num_lost = self._num_lost, 0
         events = tuple(self._events.popleft() for _ in range(count))

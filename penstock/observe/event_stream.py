@@ -1,8 +1,8 @@
-"""The one stream of a run's events: whoever works emits, whoever shows reads.
+"""Carries a run's events from the parts that emit them to the readers that show and store them.
 
-Emitting costs about a microsecond and never raises: an event is put in line, and readers get it in a later turn of
-the event loop. A reader that raises (a full disk, a closed terminal, a tracker's error) is taken off the stream
-with a word to the others; the run goes on.
+Emitting costs about a microsecond and never raises: an event is queued, and readers get it in a later turn of
+the event loop. A reader that raises (a full disk, a closed terminal, a tracker's error) is taken off the
+stream; the other readers get a log line about it, and the run continues.
 """
 
 import contextlib
@@ -17,16 +17,16 @@ from penstock.records.interfaces import Clock
 CAPACITY = 100_000
 """Events that may wait for readers: some seconds of a large run."""
 EXPENDABLE = (Span, Counters, SampleEvent, TokensEvent)
-"""What is left out when the line is full. Drops, steps and lines are few, and are always kept."""
+"""Event types that are dropped when the queue is full. Drops, steps and log lines are few, and always kept."""
 
 Defer = Callable[[Callable[[], None]], object]
 
 
-Told = tuple[str, Callable[[AnyEvent], None]]
+Subscription = tuple[str, Callable[[AnyEvent], None]]
 
 
 class Reader(Protocol):
-    """Told of every event, in order. `close` comes once, at the end of the run or when `on` has raised."""
+    """Gets every event, in order. `close` is called once, at the end of the run or after `on` has raised."""
 
     def on(self, event: AnyEvent) -> None: ...
 
@@ -34,9 +34,11 @@ class Reader(Protocol):
 
 
 class EventStream:
-    """Used by one thread at a time: by whoever prepares a run, then by the event loop that it moves to.
+    """Delivers events to readers. Used by one thread at a time: first the one that prepares a run, then the
+    event loop that `move_to` names.
 
-    `defer` runs a function a little later (`loop.call_soon`); without it readers are told at once."""
+    `defer` schedules a function for later (`loop.call_soon`); without it, readers get events at once.
+    """
 
     def __init__(self, clock: Clock, *, defer: Defer | None = None, capacity: int = CAPACITY) -> None:
         self.clock = clock
@@ -45,22 +47,22 @@ class EventStream:
         self._capacity = capacity
         self._readers: dict[str, Reader] = {}
         self._kinds: dict[str, tuple[type, ...]] = {}
-        self._told: dict[type, list[Told]] = {}
-        """Who is told of each kind of event, as it was last asked for."""
+        self._told: dict[type, list[Subscription]] = {}
+        """The readers of each event type, looked up at its first event."""
         self._waiting: deque[AnyEvent] = deque()
         self._scheduled = False
 
     def move_to(self, clock: Clock, defer: Defer) -> None:
-        """From now on times are of this clock, and readers are told in later turns of its loop."""
+        """Take times from this clock from now on, and deliver events in later turns of its loop."""
         self.clock, self._defer = clock, defer
 
     def of(self, process: str) -> Recorder:
-        """The stream as one process uses it."""
+        """Return a recorder that emits events of one process into this stream."""
         return Recorder(self, process, self.clock)
 
     def subscribe(self, name: str, reader: Reader, *, only: tuple[type, ...] = (object,)) -> None:
-        """Readers are told in the order in which they came, each of events of the kinds that it names. `name` is
-        how a failure is reported."""
+        """Deliver events of the kinds in `only` to this reader, after all readers that subscribed before it. A
+        failure is reported under `name`."""
         self._readers[name] = reader
         self._kinds[name] = only
         self._told.clear()
@@ -78,8 +80,8 @@ class EventStream:
                 self._defer(self.flush)
 
     def flush(self) -> None:
-        """Tell readers all that waits for them."""
-        self._scheduled = True  # what readers emit joins the line that is being read
+        """Deliver all queued events."""
+        self._scheduled = True  # events that readers emit join the queue being read
         while self._waiting:
             event = self._waiting.popleft()
             for name, on in self._told.get(type(event)) or self._readers_of(type(event)):
@@ -89,14 +91,14 @@ class EventStream:
                     self._detach(name, error)
         self._scheduled = False
 
-    def _readers_of(self, kind: type) -> list[Told]:
+    def _readers_of(self, kind: type) -> list[Subscription]:
         self._told[kind] = [
             (name, reader.on) for name, reader in self._readers.items() if issubclass(kind, self._kinds[name])
         ]
         return self._told[kind]
 
     def close(self) -> None:
-        """Tell what is left, then close every reader. Idempotent."""
+        """Deliver the remaining events, then close every reader. Idempotent."""
         if self.num_lost:
             self.of("controller").log(
                 f"{self.num_lost} events came faster than they were read, and were left out"
@@ -112,7 +114,7 @@ class EventStream:
         self._waiting.clear()
 
     def _detach(self, name: str, error: Exception) -> None:
-        with contextlib.suppress(Exception):  # it has failed already, which is said below
+        with contextlib.suppress(Exception):  # it has failed already, as the report below says
             self._forget(name).close()
         self._report(name, error)
 
@@ -122,7 +124,7 @@ class EventStream:
 
     def _report(self, name: str, error: Exception) -> None:
         reason = f"{type(error).__name__}: {error}"
-        line = f"{name} failed and gets no more of this run ({reason}); the run goes on"
+        line = f"{name} failed and gets no more of this run ({reason}); the run continues"
         for reader in tuple(self._readers.values()):
             with contextlib.suppress(Exception):  # its next event finds it failing too
                 reader.on(LogLine(process="controller", time=self.clock.time(), line=line))

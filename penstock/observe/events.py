@@ -1,16 +1,18 @@
-"""What happens in a run, as data: every stage emits these records, and everything that a person sees reads them.
+"""Defines the events of a run: every stage emits these records, and every view, log and metric is made from
+them.
 
     controller, monitor ──────────────────► EventStream ─► RunState ─► terminal, summary.json
     engines, trainer, scorers ─► EventQueue ───────┘        └► metrics.jsonl, TensorBoard, wandb, trackio
                                                        └► EventStore: RUN/events, which page, report, trace and
                                                           `penstock view` read
 
-`process` says who it happened in. `time` is in seconds of the controller's event loop, which is `time.monotonic` in
-a real run (on Linux one clock for all processes of a machine) and jumps in a simulated one; a `RunEvent` ties it to
-the wall clock. What another machine sends is shifted to this clock when it arrives (`EventBatch`).
+`process` names the process in which it happened. `time` is in seconds of the controller's event loop, which
+is `time.monotonic` in a real run (on Linux one clock for all processes of a machine) and jumps in a simulated
+one; a `RunEvent` ties it to the wall clock. Events from another machine are shifted to this clock when they
+arrive (`EventBatch`).
 
-There is no event for a token or a forward pass: what happens that often is counted and told in sums. Tokens of a
-few answers a step are told as columns (`TokensEvent`).
+Tokens and forward passes have no events of their own: they happen too often, so `Counters` report sums. The
+tokens of a few answers of each step are reported as columns (`TokensEvent`).
 
 Events are written as arrays, by position: a new field goes to the end of its record and has a default.
 """
@@ -27,46 +29,46 @@ LOADING = "starting: loading the model"
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag=True, array_like=True):
-    """When something happened, and in which process."""
+    """Says when something happened, and in which process."""
 
     process: str
     time: float
 
 
 class RunEvent(Event, frozen=True, kw_only=True):
-    """What is known of a run: when it begins to be prepared, and again, with its folder, when its session begins.
-    `wall_s` is the Unix time at `time`: later times follow from the difference."""
+    """Says what is known of a run, once when its preparation begins and again, with its folder, when its session
+    begins. `wall_s` is the Unix time at `time`: later times follow from the difference."""
 
     name: str
     folder: str
     steps: int
-    """Planned."""
+    """Number of planned steps."""
     wall_s: float
     step: int = 0
-    """The last step of the checkpoint that it goes on from."""
+    """Step of the checkpoint that the run resumes from."""
     heldout: tuple[tuple[int, float], ...] = ()
-    """What was evaluated before that: steps and mean held-out rewards."""
+    """(step, mean held-out reward) of the evaluations before that."""
 
 
 class ConfigEvent(Event, frozen=True, kw_only=True):
-    """What a session was asked for, and where it runs."""
+    """Records a session's config and how many GPUs it uses."""
 
     config: str
     """All sections as JSON, secrets hidden."""
     num_gpus: int = 0
-    """That its processes use."""
+    """GPUs that the run's processes use."""
 
 
 class PhaseEvent(Event, frozen=True, kw_only=True):
-    """The run enters a phase: `LOADING`, `verifying weights`, `evaluating`, `training`, `saving`, `done`. It begins
-    in `PREPARING`, without an event of its own."""
+    """The run enters a phase: `LOADING`, `verifying weights`, `evaluating`, `training`, `saving`, `done`. It
+    begins in `PREPARING`, without an event for that."""
 
     phase: str
 
 
 class Span(Event, frozen=True, kw_only=True):
-    """A piece of work or a wait that began at `start` and ended at `time`. Spans of one track never overlap unless
-    one holds the other; what runs side by side has a track each."""
+    """Records work or a wait that began at `start` and ended at `time`. Spans of one track never overlap, though
+    one may contain another; concurrent work has a track each."""
 
     track: str
     name: str
@@ -75,32 +77,34 @@ class Span(Event, frozen=True, kw_only=True):
 
 
 class Counters(Event, frozen=True, kw_only=True):
-    """Numbers of one process at one moment. Some only grow (`busy_s`, `tokens`), some come and go (`running`)."""
+    """Reports numbers of one process at one moment. Some only grow (`busy_s`, `tokens`), others rise and fall
+    (`running`)."""
 
     values: dict[str, float]
 
 
 class Doing(Event, frozen=True, kw_only=True):
-    """What a process does or waits for from now on, in words."""
+    """Says in words what a process does or waits for from now on."""
 
     what: str
 
 
 class Drop(Event, frozen=True, kw_only=True):
-    """A group that will not be trained. All counts of drops are counts of these."""
+    """A group will not be trained. All counts of drops are counts of these events."""
 
     group: int
     task_id: str
     reason: str
     message: str
     age: int | None = None
-    """Steps that its oldest token is behind; None where no token is known."""
+    """How many steps its oldest token is behind; None where no token is known."""
     num_tokens: int = 0
-    """Sampled for nothing."""
+    """Tokens that were sampled for nothing."""
 
 
 class SampleEvent(Event, frozen=True, kw_only=True):
-    """One episode of a group that was trained in `step`, or dropped for `drop`. Texts are shortened."""
+    """Describes one episode of a group that was trained in `step`, or dropped for the reason `drop`. Texts are
+    shortened."""
 
     group: int
     episode: int
@@ -110,12 +114,12 @@ class SampleEvent(Event, frozen=True, kw_only=True):
     failure: str | None = None
     """Why the episode itself failed; None when it did not. All counts of failed episodes are counts of these."""
     message: str = ""
-    """What the failure said."""
+    """Error message of the failure."""
     reward: float | None = None
     parts: dict[str, float] = {}
     advantage: float | None = None
-    """What its tokens were trained with. None where each token has its own (`gae`, scores of steps), and where
-    nothing was trained."""
+    """The advantage of its tokens. None where each token has its own (`gae`, scores of steps), and where nothing
+    was trained."""
     oldest_version: int | None = None
     newest_version: int | None = None
     num_turns: int
@@ -125,16 +129,16 @@ class SampleEvent(Event, frozen=True, kw_only=True):
     prompt: str
     answer: str
     age: int | None = None
-    """Steps that its oldest token was behind when it was trained or dropped."""
+    """How many steps its oldest token was behind when it was trained or dropped."""
     traced: bool = False
-    """Whether a `TokensEvent` tells its tokens."""
+    """Whether a `TokensEvent` lists its tokens."""
     text_kept: bool = True
-    """Whether its texts are there: the oldest ones of a long run make room for newer ones."""
+    """Whether its texts are still stored: old texts of a long run are deleted to make room for newer ones."""
 
 
 class TokensEvent(Event, frozen=True, kw_only=True):
-    """Every token of a sample that was trained, as columns: little-endian arrays, one value a token. Those of
-    the trainer are of the loss tokens alone, in their order."""
+    """Lists every token of a trained sample as columns: little-endian arrays with one value a token. The
+    trainer's columns (`gaps` and those after it) hold loss tokens only, in order."""
 
     step: int
     group: int
@@ -146,7 +150,8 @@ class TokensEvent(Event, frozen=True, kw_only=True):
     versions: bytes
     """int32; -1 where the policy did not sample."""
     ages: bytes
-    """int32: steps between the weights that sampled a token and those that were trained; -1 where none did."""
+    """int32: steps between the weights that sampled a token and those that were trained; -1 where the policy did
+    not sample."""
     loss_mask: bytes
     """uint8"""
     logprobs: bytes
@@ -162,14 +167,14 @@ class TokensEvent(Event, frozen=True, kw_only=True):
 
 
 class TokenTexts(Event, frozen=True, kw_only=True):
-    """How token ids read that no event before has told of."""
+    """Gives the text of token ids that no earlier event has given."""
 
     texts: dict[int, str]
 
 
 class StalenessEvent(Event, frozen=True, kw_only=True):
-    """How old the tokens were that a step trained on. A token ages while its group is generated (until the last
-    episode ended) and while the group waits (for its score and its step), counted in steps."""
+    """Reports how old the tokens of a step were. A token ages, counted in steps, while its group is generated
+    (until the last episode ends) and while the group waits for its score and its step."""
 
     step: int
     tokens: tuple[tuple[int, int, int], ...]
@@ -179,32 +184,32 @@ class StalenessEvent(Event, frozen=True, kw_only=True):
 
 
 class StepEvent(Event, frozen=True, kw_only=True):
-    """A finished optimizer step, ranks merged."""
+    """An optimizer step is finished; its ranks are merged."""
 
     step: int
     reward: float
     num_samples: int
     metrics: dict[str, float]
     own_metrics: tuple[str, ...] = ()
-    """Names of those that a user's loss reports."""
+    """Names of the metrics that a user's loss reports."""
     seconds: dict[str, float]
-    """Where the trainer's time went, by part."""
+    """The trainer's time, by part of the step."""
     waited_s: float
     took_s: float
     max_staleness: int
     groups: tuple[int, ...] = ()
-    """Their numbers."""
+    """Numbers of the groups trained in this step."""
     waits: dict[str, float] = {}
-    """`waited_s` by what the group that ended the wait was doing meanwhile."""
+    """`waited_s`, split by what the group that ended the wait was doing meanwhile."""
 
 
 class UpdateEvent(Event, frozen=True, kw_only=True):
-    """Every engine serves a version. Times are of the slowest engine."""
+    """Every engine now serves this version. Times are those of the slowest engine."""
 
     policy: str
     version: int
     snapshot_s: float = 0.0
-    """How long the trainer took to copy its weights: all that its step waits for."""
+    """How long the trainer took to copy its weights, which is all that its step waits for."""
     publish_s: float = 0.0
     """How long the trainer hashed and described them, beside its next step."""
     stage_s: float
@@ -214,26 +219,26 @@ class UpdateEvent(Event, frozen=True, kw_only=True):
     verify_s: float
     """How long the engine's fingerprint took."""
     fresh_s: float = 0.0
-    """From the end of the step to the moment at which every engine serves its weights."""
+    """From the end of the step until every engine serves its weights."""
     drain_s: float = 0.0
     """Under `drain`: how long new requests waited."""
     recomputed_tokens: int = 0
     discarded_tokens: int = 0
     num_bytes: int = 0
-    """What was sent."""
+    """Bytes that were sent."""
     num_skipped: int = 0
-    """Versions since the last update that were never sent, since newer ones replaced them."""
+    """Versions since the last update that were never sent because newer ones replaced them."""
     step: int | None = None
-    """Whose weights they are."""
+    """The step that made these weights."""
 
     @property
     def transfer_s(self) -> float:
-        """From snapshots to engines that are ready to load."""
+        """Return the time from the snapshot until the engines are ready to load."""
         return self.publish_s + self.stage_s
 
 
 class EvaluationEvent(Event, frozen=True, kw_only=True):
-    """The mean held-out reward, measured at (or beside the steps after) `step`."""
+    """Reports the mean held-out reward, measured at `step` or beside the steps after it."""
 
     step: int
     reward: float
@@ -242,7 +247,7 @@ class EvaluationEvent(Event, frozen=True, kw_only=True):
 
 
 class CheckpointEvent(Event, frozen=True, kw_only=True):
-    """The checkpoint of a step is durable, or could not be written. Steps went on meanwhile."""
+    """The checkpoint of a step is durable, or could not be written. Steps continued meanwhile."""
 
     step: int
     write_s: float = 0.0
@@ -252,19 +257,19 @@ class CheckpointEvent(Event, frozen=True, kw_only=True):
 
 
 class RecoveryEvent(Event, frozen=True, kw_only=True):
-    """A worker that was lost works again."""
+    """A lost worker works again."""
 
     worker: str
     incarnation: int
-    """Which process of this name it is."""
+    """Which process of this name works now, counted from the first."""
     cause: str
-    """Of its loss."""
+    """Why the worker was lost."""
     took_s: float
-    """Since its loss was noticed."""
+    """Seconds from noticing the loss until it works again."""
 
 
 class LogLine(Event, frozen=True, kw_only=True):
-    """A sentence for the person who watches."""
+    """Carries a sentence for the person who watches."""
 
     line: str
 
@@ -291,23 +296,23 @@ AnyEvent = (
 
 
 class EventBatch(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker process has to tell. `now` is its clock as it answers."""
+    """Carries a worker process's events to the controller. `now` is the worker's clock when it answers."""
 
     now: float
     events: tuple[AnyEvent, ...]
     num_lost: int = 0
     """Events since the last batch for which there was no room."""
     pulse: PulseReport = PulseReport()
-    """How its work goes."""
+    """Liveness of the worker."""
 
 
 def as_fields(event: AnyEvent) -> dict[str, Any]:
-    """By name, as a line of JSON has them."""
+    """Return an event's fields by name, as a line of JSON has them."""
     return {"type": type(event).__name__, **msgspec.structs.asdict(event)}
 
 
 def shifted(event: AnyEvent, offset_s: float) -> AnyEvent:
-    """The same event on a clock that is `offset_s` ahead."""
+    """Return the same event on a clock that is `offset_s` ahead."""
     if isinstance(event, Span):
         return msgspec.structs.replace(event, time=event.time + offset_s, start=event.start + offset_s)
     return msgspec.structs.replace(event, time=event.time + offset_s)

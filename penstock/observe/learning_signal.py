@@ -1,5 +1,5 @@
-"""Says, once each, when a run has nothing to learn from (rewards that do not differ, gradients that are zero) or
-computes with what is not a number."""
+"""Warns, once for each cause, when a run has nothing to learn from (equal rewards, zero gradients) or its
+numbers are not finite."""
 
 from penstock.observe.events import AnyEvent, SampleEvent, StepEvent
 from penstock.observe.recorder import Recorder
@@ -9,7 +9,7 @@ FLAT_STEPS = 5
 
 
 class LearningSignal:
-    """`penstock.observe.event_stream.Reader` that watches samples and steps."""
+    """Watches samples and steps, as a `penstock.observe.event_stream.Reader`."""
 
     def __init__(self, events: Recorder) -> None:
         self._events = events
@@ -71,14 +71,14 @@ class LearningSignal:
 
     def _watch_skipped(self, step: int, count: float) -> None:
         before = self._num_skipped
-        if before is None:  # a resumed run goes on with its count
+        if before is None:  # a resumed run continues its count
             before = count if step > 1 else 0.0
         self._num_skipped = count
         if count > before:
             self._say(
                 "skipped",
                 f"the update of step {step} was skipped, since its loss or gradient was not finite; the weights "
-                "are as before. If it goes on, lower trainer.learning_rate. metrics.jsonl counts skipped_updates",
+                "are as before. If this repeats, lower trainer.learning_rate. metrics.jsonl counts skipped_updates",
             )
 
     def _say(self, what: str, line: str) -> None:

@@ -1,4 +1,4 @@
-"""Where the web page of a run is: a listening socket, and the address that a person opens."""
+"""Opens the listening socket of a run's web page, and makes the address that a person opens."""
 
 import secrets
 import socket
@@ -6,7 +6,7 @@ import socket
 from penstock.errors import UserError
 
 WAITING = 128
-"""Connections that may wait for the page's process to start."""
+"""Connections that may wait while the page's process starts."""
 
 
 def new_token() -> str:
@@ -14,14 +14,14 @@ def new_token() -> str:
 
 
 def page_address(listening: socket.socket, token: str) -> str:
-    """The token is in the fragment, which a browser sends to nobody."""
+    """Return the address of the page. The token is in its fragment, which browsers never send."""
     host, port = listening.getsockname()[:2]
     named = f"[{host}]" if ":" in host else host
     return f"http://{named}:{port}/#token={token}"
 
 
 def bind(host: str, port: int, *, or_another: bool = False) -> socket.socket:
-    """A listening socket; with `or_another` on a free port when this one is taken."""
+    """Return a listening socket; with `or_another`, on a free port if this one is taken."""
     try:
         return _listening(host, port)
     except OSError as error:

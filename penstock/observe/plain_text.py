@@ -1,5 +1,5 @@
-"""Text of others (an exception, a worker's log, a model's answer) made fit for a terminal: control characters are
-shown instead of obeyed, and there is an end to it."""
+"""Makes foreign text (an exception, a worker's log, a model's answer) safe for a terminal: control characters
+are shown instead of obeyed, and the length is bounded."""
 
 MAX_LINE, MAX_BLOCK = 2000, 20_000
 _BIDIRECTIONAL = "".join(map(chr, (*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x200E, 0x200F)))
@@ -7,7 +7,7 @@ _BIDIRECTIONAL = "".join(map(chr, (*range(0x202A, 0x202F), *range(0x2066, 0x206A
 
 
 def plain_line(text: str, limit: int = MAX_LINE) -> str:
-    """One line: newlines are shown as spaces."""
+    """Return the text as one line, newlines shown as spaces."""
     shown = _escaped(" ".join(text[: limit * 2].splitlines()), "")
     if len(shown) > limit or len(text) > limit * 2:
         return f"{shown[:limit]} … ({len(text)} characters in all)"
@@ -15,14 +15,15 @@ def plain_line(text: str, limit: int = MAX_LINE) -> str:
 
 
 def plain_block(text: str, limit: int = MAX_BLOCK) -> str:
-    """Lines stay. Of a long text the end is kept: a traceback says there what happened."""
+    """Return the text with its line breaks. Of a long text the end is kept: a traceback says there what
+    happened."""
     kept = text[-limit:]
     cut = f"… (the last {limit} of {len(text)} characters)\n" if len(kept) < len(text) else ""
     return cut + _escaped(kept, "\n\t")
 
 
 def without_middle(text: str, limit: int) -> str:
-    """A long text without its middle: an answer's end says more than its middle."""
+    """Cut the middle out of a long text: an answer's end says more than its middle."""
     if len(text) <= limit:
         return text
     tail = limit // 4
@@ -30,7 +31,7 @@ def without_middle(text: str, limit: int) -> str:
 
 
 def encodable(text: str, encoding: str | None) -> str:
-    """Fit for a stream that knows only some characters; the others become question marks."""
+    """Replace characters that the stream's encoding lacks by question marks."""
     encoding = encoding or "utf-8"
     return text.encode(encoding, "replace").decode(encoding)
 

@@ -1,4 +1,4 @@
-"""One process of a run, as its events tell it."""
+"""Folds the events of one process into its state."""
 
 from collections.abc import Mapping
 
@@ -6,7 +6,8 @@ from penstock.observe.usage import Meter, busy_seconds
 
 
 class ProcessState:
-    """What it does now, its newest counters, and how much it worked in all and while the run trained."""
+    """Keeps what the process does now, its newest counters, and how much it worked in all and while the run
+    trained."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -30,7 +31,7 @@ class ProcessState:
             self.tokens.read(time, values["tokens"])
 
     def work(self, time: float, parts: Mapping[str, float]) -> None:
-        """A step of the trainer, by its parts."""
+        """Add the busy time of one trainer step, given the seconds of its parts."""
         self.busy.add(time, busy_seconds(parts))
 
     def begin_training(self, time: float) -> None:

@@ -1,4 +1,4 @@
-"""A run's state in Prometheus' text format, for whoever scrapes `/metrics` of a dashboard."""
+"""Formats a run's state as Prometheus text, for scrapers of a dashboard's `/metrics`."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -9,7 +9,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def prometheus_text(state: RunState) -> str:
-    """Every number has the run's name as a label. Numbers that are not known yet are left out."""
+    """Return all numbers, each labelled with the run's name. Numbers that are not known yet are left out."""
     run = {"run": state.name}
     status = state.status()
     lines: list[str] = []

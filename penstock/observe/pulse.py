@@ -1,8 +1,8 @@
-"""The heartbeat of a worker's own work: what it is doing, for how long without a beat, and how long that may take.
+"""Reports a worker's liveness: what it is doing, how long since its last beat, and how long that may take.
 
-A worker declares each phase of its work with a limit: compiling may take half an hour, a step some times as long as
-the longest so far. Whoever watches it ends a worker that is past its limit, and one that does not even answer for
-longer than the phase that it last declared.
+A worker declares each phase of its work with a limit: compiling may take half an hour, a step a few times as
+long as the longest so far. The controller ends a worker that is past its limit, or that does not answer at
+all for longer than the phase that it last declared.
 """
 
 import threading
@@ -14,19 +14,19 @@ import msgspec
 from penstock.records.interfaces import Clock
 
 LONG_S = 1800.0
-"""For loading, compiling and writing, whose time nobody knows before."""
+"""For loading, compiling and writing, whose time cannot be known in advance."""
 
 
 class PulseReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The phase that is nearest to its limit."""
+    """Describes the phase that is nearest to its limit."""
 
     phase: str = "waiting for work"
     quiet_s: float = 0.0
-    """Since its last beat."""
+    """Seconds since its last beat."""
     limit_s: float = 0.0
-    """How long that may be. Whoever watches may allow more, never less."""
+    """How long `quiet_s` may get. The watching process may allow more, never less."""
     silent_s: float | None = None
-    """How long the process may not even answer; None: as long as `limit_s`."""
+    """How long the process may fail to answer at all; None: as long as `limit_s`."""
 
     @property
     def longest_silence_s(self) -> float:
@@ -38,24 +38,24 @@ class PulseReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Pulse:
-    """Of one process. Phases may overlap, and any thread may enter one."""
+    """Tracks the phases and loops of one process. Phases may overlap, and any thread may enter one."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._phases: dict[int, tuple[str, float, float]] = {}
-        """Name, limit and time of the last beat of the phases under way."""
+        """Name, limit and time of the last beat of each phase under way."""
         self._loops: list[_Loop] = []
         self._last = 0
         self._changing = threading.Lock()
 
     def watch(self, name: str, progress: Callable[[], float | None], limit_s: float) -> None:
-        """A loop that goes on for the life of the process. `progress` is another number whenever the loop has got
-        on, and None while it has nothing to do."""
+        """Watch a loop that runs for the life of the process. `progress` returns a different number whenever the
+        loop has advanced, and None while it has nothing to do."""
         self._loops.append(_Loop(name, progress, limit_s))
 
     @contextmanager
     def phase(self, name: str, limit_s: float) -> Iterator[None]:
-        """Work of this kind, without a beat for at most `limit_s`."""
+        """Declare work of this kind, which may go without a beat for at most `limit_s`."""
         with self._changing:
             self._last += 1
             number = self._last
@@ -80,12 +80,12 @@ class Pulse:
             return phase or PulseReport()
         if phase is not None and phase.left_s <= loop.left_s:
             return phase
-        # A loop works in a thread: however long one round takes, its process answers.
+        # A loop works in a thread, so its process answers however long one round takes.
         return msgspec.structs.replace(loop, silent_s=0.0 if phase is None else phase.limit_s)
 
 
 class _Loop:
-    """One that is watched, with when it was last seen to get on."""
+    """Remembers when a watched loop was last seen to advance."""
 
     def __init__(self, name: str, progress: Callable[[], float | None], limit_s: float) -> None:
         self._name = name
@@ -94,7 +94,7 @@ class _Loop:
         self._seen: tuple[float, float] | None = None
 
     def look(self, now: float) -> PulseReport | None:
-        """None while it has nothing to do."""
+        """Return the loop's report, or None while it has nothing to do."""
         progress = self._progress()
         if progress is None:
             self._seen = None

@@ -1,5 +1,5 @@
-"""Who reads the stream: metric writers, the view, and a list for tests. Each stands on a `RunState` that was
-subscribed before it, and so has seen every event that it sees."""
+"""Defines the readers of the event stream: metric writers, the view, and a list for tests. Each uses a
+`RunState` that subscribed before it, and so has already seen every event that the reader sees."""
 
 import contextlib
 from collections.abc import Callable, Sequence
@@ -28,20 +28,21 @@ DRAW_EVERY_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class ShownRun:
-    """A run's events and the state that they make. A view reads it from the first line on, also before there is a
-    session."""
+    """Holds a run's event stream and the state made from it. A view reads it from the first line on, even before
+    there is a session."""
 
     stream: EventStream
     state: RunState
     tell: Callable[[str], None] = lambda line: None
-    """Shows a line to the person who watches, and to no file: it may hold a secret."""
+    """Shows a line to the person who watches, and writes it to no file: it may hold a secret."""
 
     @property
     def events(self) -> Recorder:
         return self.stream.of("controller")
 
     def keep(self, writers: Sequence[MetricsWriter], store: Reader | None = None) -> None:
-        """Let writers read it too, once there is a folder to write into. `store` keeps every event."""
+        """Subscribe writers and the learning signal, once there is a folder to write into. `store` keeps every
+        event."""
         for writer in writers:
             reader = MetricsReader(self.state, writer)
             self.stream.subscribe(writer.name, reader, only=reader.kinds)
@@ -51,7 +52,7 @@ class ShownRun:
 
 
 def show(view: View) -> ShownRun:
-    """A run that begins, in the thread that prepares it."""
+    """Show a run from its beginning, in the thread that prepares it."""
     stream, state = EventStream(MonotonicClock()), RunState()
     stream.subscribe("state", state)
     stream.subscribe("view", ViewReader(state, view))
@@ -61,7 +62,7 @@ def show(view: View) -> ShownRun:
 def _tell(view: View, line: str) -> None:
     with contextlib.suppress(
         Exception
-    ):  # a view that fails costs no run; its next event takes it off the stream
+    ):  # a failing view must not end the run; its next event takes it off the stream
         view.log(line)
 
 
@@ -80,7 +81,7 @@ class MemoryReader:
 
 
 class MetricsReader:
-    """One row a step and one an evaluation, into `metrics.jsonl` or a tracker."""
+    """Writes one row for each step and each evaluation, into `metrics.jsonl` or a tracker."""
 
     def __init__(self, state: RunState, writer: MetricsWriter) -> None:
         self._state = state
@@ -88,11 +89,10 @@ class MetricsReader:
         self._samples_writer = writer if isinstance(writer, SampleWriter) else None
         self._losses_told: dict[str, float] = {}
         self._samples: list[SampleEvent] = []
-        """Of the step that is being told, where the writer shows any."""
+        """Samples of the coming step, if the writer shows samples."""
 
     @property
     def kinds(self) -> tuple[type, ...]:
-        """What it reads."""
         shown = (SampleEvent,) if self._samples_writer is not None else ()
         return (StepEvent, EvaluationEvent, *shown)
 
@@ -108,14 +108,15 @@ class MetricsReader:
             self._writer.write(event.step, {"heldout_reward": event.reward})
 
     def _write_samples(self, step: int) -> None:
-        """Now and then, a few of a step: those whose tokens are told, then others."""
+        """Write a few samples at step 1 and every `EVERY_STEPS` steps: first those with traced tokens, then
+        others."""
         chosen = sorted(self._samples, key=lambda sample: not sample.traced)[:SAMPLES_OF_A_STEP]
         self._samples.clear()
         if chosen and self._samples_writer is not None and (step == 1 or step % EVERY_STEPS == 0):
             self._samples_writer.write_samples(step, [sample_row(sample) for sample in chosen])
 
     def close(self) -> None:
-        """What was lost after the last step has no row yet."""
+        """Write the drops and failures since the last step, which no row has yet."""
         losses = self._state.loss_counts()
         try:
             if losses != self._losses_told:
@@ -125,7 +126,7 @@ class MetricsReader:
 
 
 class ViewReader:
-    """Draws the state when something has happened, but not more often than a person can read."""
+    """Draws the state after events, but not more often than a person can read."""
 
     def __init__(self, state: RunState, view: View) -> None:
         self._state = state

@@ -1,4 +1,4 @@
-"""How a process emits: its name and its clock are given once."""
+"""Emits events for a process, so that its name and clock are given once."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ from penstock.records.interfaces import Clock
 
 
 class EventSink(Protocol):
-    """Takes events: the controller's `EventStream`, a worker's `EventQueue`. Cheap, and never raises."""
+    """Takes events: the controller's `EventStream` or a worker's `EventQueue`. Cheap, and never raises."""
 
     def emit(self, event: AnyEvent) -> None: ...
 
@@ -33,7 +33,7 @@ class Recorder:
     def span(
         self, track: str, name: str, start: float, end: float | None = None, /, **attributes: Attribute
     ) -> None:
-        """Something that began at `start` and ends now, or ended at `end`."""
+        """Emit a span that began at `start` and ended at `end`, or ends now."""
         self._sink.emit(
             Span(
                 process=self.process,
@@ -47,7 +47,7 @@ class Recorder:
 
     @contextmanager
     def measure(self, track: str, name: str, /, **attributes: Attribute) -> Iterator[None]:
-        """A span around a block, told also when it raises."""
+        """Emit a span around a block, also when the block raises."""
         start = self.now()
         try:
             yield

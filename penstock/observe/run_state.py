@@ -1,5 +1,5 @@
-"""A run as its events tell it: the state that the terminal view, `metrics.jsonl`, the trackers and `summary.json`
-are made of. It does no I/O and asks nobody: the same events always make the same state, live or from a file."""
+"""Folds a run's events into the state behind the terminal view, `metrics.jsonl`, the trackers and
+`summary.json`. It does no I/O, so the same events always make the same state, live or from a file."""
 
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
@@ -36,14 +36,13 @@ from penstock.observe.status import (
 TRAINER, CONTROLLER = "trainer", "controller"
 RECENT_STEPS = 8
 PACE_STEPS = 32
-"""Steps that tell how long the others will take."""
+"""Recent steps from which the remaining time is estimated."""
 KEPT_REWARDS = 200
 TOKENS_OF_AGE = "tokens_age_"
 
 
 class RunState:
-    """`penstock.observe.event_stream.Reader` that only keeps. Whoever has the rows of steps already, and sets
-    `row`, lets it make none."""
+    """Folds events, as a `penstock.observe.event_stream.Reader`. With `makes_rows=False` the caller sets `row`."""
 
     def __init__(self, *, makes_rows: bool = True) -> None:
         self.name = ""
@@ -53,7 +52,7 @@ class RunState:
         self.phase = PREPARING
         self.training_s = 0.0
         self.step = 0
-        """The last one."""
+        """The last step."""
         self.num_steps = 0
         self.num_samples = 0
         self.rewards: deque[float] = deque(maxlen=KEPT_REWARDS)
@@ -62,32 +61,32 @@ class RunState:
         self.staleness = self.staleness_sum = self.staleness_max = 0.0
         self.staleness_bound: int | None = None
         self.last_sample: SampleEvent | None = None
-        """The newest that was scored."""
+        """The newest sample that was scored."""
         self.drops: Counter[str] = Counter()
         self.failures: Counter[str] = Counter()
         """Failed episodes, by reason."""
         self.stalls: list[float] = []
-        """Of every update since training began."""
+        """Stall seconds of every update since training began."""
         self.processes: dict[str, ProcessState] = {TRAINER: ProcessState(TRAINER)}
         self.last_progress = 0.0
         """When a group was last scored or a step trained."""
         self.row: dict[str, float] = {}
         """The metrics of the last step, by the names of `metrics.jsonl`."""
         self.own_metrics: dict[str, float] = {}
-        """Those of them that a user's loss reports."""
+        """The metrics of the last step that a user's loss reports."""
         self._makes_rows = makes_rows
         self._pace: deque[float] = deque(maxlen=PACE_STEPS + 1)
         """When training began, then when the last steps ended."""
         self._training_since: float | None = None
         self._updates: list[UpdateEvent] = []
-        """Since the last step."""
+        """Updates since the last step."""
         self._written: CheckpointEvent | None = None
         """The last checkpoint that became durable since the last step."""
         self.failed_checkpoints: tuple[int, int, str] | None = None
-        """How many could not be written, the step of the last, and why."""
+        """How many checkpoints could not be written, the step of the last one, and why."""
         self._last_checkpoint_failed = False
         self.num_skipped = 0
-        """Versions that were never sent, since newer ones replaced them."""
+        """Versions that were never sent because newer ones replaced them."""
         self._bottleneck = Bottleneck()
         self._handlers: dict[type, Callable[[Any], None]] = {
             RunEvent: self._on_run,
@@ -118,7 +117,7 @@ class RunState:
 
     @property
     def recent_reward(self) -> float | None:
-        """Mean of the last steps."""
+        """Return the mean reward of the last `RECENT_STEPS` steps."""
         recent = list(self.rewards)[-RECENT_STEPS:]
         return sum(recent) / len(recent) if recent else None
 
@@ -128,15 +127,16 @@ class RunState:
 
     @property
     def left_s(self) -> float | None:
-        """Until the last step, at the pace of the last ones. It shrinks while a step is under way."""
+        """Return the seconds until the last step, at the pace of recent steps. They shrink while a step is under
+        way."""
         if self._training_since is None or len(self._pace) < 2:
             return None
         step_s = (self._pace[-1] - self._pace[0]) / (len(self._pace) - 1)
         return max(0.0, (self.steps_planned - self.step) * step_s - (self.now - self._pace[-1]))
 
     def loss_counts(self) -> dict[str, float]:
-        """`dropped_REASON` of groups and `failed_REASON` of episodes, as rows of metrics have them: since this
-        session of the run began."""
+        """Return `dropped_REASON` of groups and `failed_REASON` of episodes since this session of the run began,
+        as rows of metrics have them."""
         return {
             **{f"dropped_{reason}": float(count) for reason, count in sorted(self.drops.items())},
             **{f"failed_{reason}": float(count) for reason, count in sorted(self.failures.items())},
@@ -303,8 +303,8 @@ class RunState:
         }
 
     def _sync_row(self) -> dict[str, float]:
-        """Of the updates since the last step: the longest times, and sums of what was sent or lost. What never
-        happens under an interrupt is left out."""
+        """Merge the updates since the last step: the longest times, and sums of what was sent or lost. Losses of
+        zero are left out."""
         updates = self._updates
         if not updates:
             return {}
@@ -332,7 +332,7 @@ class RunState:
         }
 
     def _on_update(self, event: UpdateEvent) -> None:
-        # Before training nothing is generated that an update could delay.
+        # Before training, no request is under way that an update could delay.
         if event.version > 0 and self.phase != "verifying weights":
             self.stalls.append(event.stall_s)
             self._updates.append(event)
@@ -356,7 +356,7 @@ class RunState:
 
 
 def ages_of(metrics: Mapping[str, float]) -> tuple[AgeStatus, ...]:
-    """The shares of tokens by age (`tokens_age_1`, `tokens_age_2_3`, `tokens_age_32_up`), the youngest first."""
+    """Return the shares of tokens by age (`tokens_age_1`, `tokens_age_2_3`, `tokens_age_32_up`), youngest first."""
     found = []
     for name, share in metrics.items():
         if name.startswith(TOKENS_OF_AGE):

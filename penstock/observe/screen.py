@@ -1,4 +1,4 @@
-"""The live view's picture of a run: does it learn, is it fast, who is idle and why.
+"""Draws the live view of a run: does it learn, is it fast, who is idle and why.
 
     penstock · demo · training             step 77/200   18 s, about 29 s to go
     reward     0.920  ▃▃▃▄▅▆▆▇▇▇██   0.260 at first   held-out 0.264 → 0.861
@@ -10,8 +10,8 @@
     engine0    ████████····  64%  24 running, 0 waiting
     last       reward 1, versions 74–76: 12 × 7 = 84
 
-A model with experts has a line for those too, and so has what a user's loss reports. A fact that does not fit into
-its line is left out whole; only a line's last words are cut.
+There is also a line for the experts of a mixture model, and one for the metrics of a user's own loss. A fact
+that does not fit into its line is left out whole; only the end of a line may be cut.
 """
 
 from collections.abc import Iterable, Sequence
@@ -36,11 +36,11 @@ LABEL_WIDTH = 11
 MAX_PROCESSES = 9
 GAP = "   "
 ECHO = 2
-"""Columns that stay free where the cursor rests: a terminal echoes `^C` there, and must not wrap."""
+"""Columns kept free where the cursor rests: a terminal echoes `^C` there, and the line must not wrap."""
 
 
 class Screen:
-    """A rich renderable, laid out for the width that it is drawn in."""
+    """Draws a status with rich, laid out for the width at hand."""
 
     def __init__(self, status: RunStatus) -> None:
         self._status = status
@@ -50,7 +50,7 @@ class Screen:
 
 
 def lines(status: RunStatus, width: int) -> list[Text]:
-    """Lines that stay within `width` cells. What is not known yet has no line."""
+    """Return lines of at most `width` cells. Facts that are not known yet have no line."""
     rows = [_title(status, width - ECHO)]
     if status.reward is not None or status.heldout:
         rows.append(_row("reward", _reward_facts(status, width), width))
@@ -83,7 +83,7 @@ def lines(status: RunStatus, width: int) -> list[Text]:
 
 
 def sparkline(values: Sequence[float], width: int = 60) -> str:
-    """The last values as bars between their own bounds, or between 0 and 1 if they lie there."""
+    """Draw the last values as bars, on a scale from 0 to 1 or wider if they need it."""
     shown = values[-width:]
     if not shown:
         return ""
@@ -152,7 +152,6 @@ def _expert_facts(experts: ExpertStatus) -> list[Text | str]:
 
 
 def _or_dash(value: float | None, form: str) -> str:
-    """A figure, or a dash where there is none."""
     return "–" if value is None else format(value, form)
 
 
@@ -192,7 +191,7 @@ def _sample(sample: SampleStatus) -> Text:
 
 
 def _row(label: str, facts: Iterable[Text | str], width: int) -> Text:
-    """A label and what fits of the facts. The first is always there, cut if need be."""
+    """Return a label and as many facts as fit. The first is always shown, cut if necessary."""
     row = Text.assemble((f"{label:<{LABEL_WIDTH - 1}} ", "dim"))
     for number, fact in enumerate(facts):
         piece = Text(fact) if isinstance(fact, str) else fact

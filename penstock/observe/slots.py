@@ -1,4 +1,4 @@
-"""Tracks for what runs side by side: spans of one track must not overlap, so each takes the lowest free slot."""
+"""Assigns tracks to concurrent work: spans of one track must not overlap, so each takes the lowest free slot."""
 
 import heapq
 

@@ -1,4 +1,4 @@
-"""A run at one moment, as the views show it."""
+"""Describes a run at one moment, as the views show it."""
 
 from collections import deque
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessStatus:
-    """One process: how much of the last moments it worked, and what it does or waits for now."""
+    """Says how much of the last seconds a process worked, and what it does or waits for now."""
 
     name: str
     busy: float
@@ -16,52 +16,52 @@ class ProcessStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowStatus:
-    """Groups on their way to a step, by where they are."""
+    """Counts groups on their way to a step, by stage."""
 
     generating: int
     scoring: int
     ready: int
     limit: int
-    """How many may be under way at once."""
+    """How many groups may be under way at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerStatus:
-    """The answers of the last step."""
+    """Describes the answers of the last step."""
 
     tokens_mean: float
     tokens_max: float
     truncated: float
-    """The share that ended at the token limit."""
+    """Share of answers that ended at the token limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertStatus:
-    """Experts of the last step's tokens, where they were recorded: shares of (layer, token) choices. What is None
-    can't be known, since nothing was replayed or no sequence was sampled."""
+    """Compares the experts that the engine recorded in the last step with the trainer's. Shares are of (layer,
+    token) choices. None means unknown: nothing was replayed, or no sequence was sampled."""
 
     replayed: float
     flipped: float | None
-    """Of the replayed ones, those that the trainer's routers would have made otherwise."""
+    """Share of the replayed choices that the trainer's routers would have made differently."""
     gap: float | None
     """Mean difference between the engine's and the trainer's logprobs on a sample of tokens."""
     gap_without: float | None
-    """The same without replay."""
+    """The same difference without replay."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgeStatus:
-    """Of the tokens that the last step trained on: the share that is so many steps old."""
+    """Gives the share of the last step's tokens whose age in steps is in a range."""
 
     first: int
     last: int | None
-    """None: and older."""
+    """None: no upper limit."""
     share: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BottleneckStatus:
-    """Who holds up the others, and how one sees that."""
+    """Names the part that holds up the others, and how that shows."""
 
     who: str
     why: str
@@ -69,7 +69,7 @@ class BottleneckStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleStatus:
-    """The newest answer that was scored."""
+    """Describes the newest answer that was scored."""
 
     reward: float
     text: str
@@ -83,7 +83,7 @@ class RunStatus:
     phase: str
     elapsed_s: float = 0.0
     left_s: float | None = None
-    """Until the last step, at the pace of the last ones; None where there is no pace yet, or no training."""
+    """Seconds until the last step, at the pace of recent steps; None where there is no pace yet, or no training."""
     step: int = 0
     steps: int
     reward: float | None = None
@@ -93,35 +93,35 @@ class RunStatus:
     """(step, mean held-out reward) of every evaluation so far."""
     tokens_per_s: float = 0.0
     staleness_mean: float = 0.0
-    """Of the last step."""
+    """Mean age of the last step's tokens."""
     staleness_max: float = 0.0
-    """Of the whole run."""
+    """The highest of the whole run."""
     staleness_bound: int | None = None
     ages: tuple[AgeStatus, ...] = ()
     samples: int = 0
     drops: dict[str, int] = field(default_factory=dict)
     failed_checkpoints: tuple[int, int, str] | None = None
-    """How many could not be written, the step of the last and why; None once one is written again."""
+    """How many checkpoints failed, the step of the last one, and why; None once one is written again."""
     processes: tuple[ProcessStatus, ...] = ()
     flow: FlowStatus | None = None
     bottleneck: BottleneckStatus | None = None
     answers: AnswerStatus | None = None
     experts: ExpertStatus | None = None
     own_metrics: dict[str, float] = field(default_factory=dict)
-    """What a user's loss reported of the last step."""
+    """Metrics of the last step that a user's loss reports."""
     last_sample: SampleStatus | None = None
 
 
 STEPS, LOOKS = 8, 20
-"""Steps and reports that the answer is made from: the last seconds, not the last moment."""
-MUCH = 0.1
-"""A share of time that is worth a word."""
-MOSTLY = 0.7
-"""Engines that have work in this share of their reports are what the trainer waits for."""
+"""How many steps and engine reports the bottleneck is found from: the last seconds, not the last moment."""
+REPORTED_SHARE = 0.1
+"""Share of time from which on waiting is reported."""
+BUSY_SHARE = 0.7
+"""If engines have work in at least this share of their reports, the trainer waits for them."""
 
 
 class Bottleneck:
-    """Fed with what the run tells of its steps, engines and groups."""
+    """Finds what limits a run from the times of its steps and the counters of its engines and groups."""
 
     def __init__(self) -> None:
         self._steps: deque[tuple[float, float]] = deque(maxlen=STEPS)
@@ -133,7 +133,7 @@ class Bottleneck:
         self._steps.append((waited_s, took_s))
 
     def on_counters(self, counters: Mapping[str, float]) -> None:
-        """Of an engine: its requests. Of the controller: its groups that are generating or being scored."""
+        """Take an engine's request counts, or the controller's counts of groups that are generating or scoring."""
         if "running" in counters:
             self._has_work.append(counters["running"] + counters["waiting"] > 0)
         if "generating" in counters:
@@ -141,16 +141,16 @@ class Bottleneck:
             self._scoring.append(counters["scoring"])
 
     def status(self, *, engine_idle: float, max_staleness: int | None) -> BottleneckStatus | None:
-        """None before there is enough to go by: half of the steps, or one step and all of the reports."""
+        """Return None until there is enough to judge: half of `STEPS`, or one step and `LOOKS` engine reports."""
         if len(self._steps) < STEPS // 2 and not (self._steps and len(self._has_work) == LOOKS):
             return None
         waited = sum(waited for waited, _ in self._steps)
         share = waited / max(1e-9, waited + sum(took for _, took in self._steps))
-        if share < MUCH:
-            if engine_idle < MUCH:
-                return BottleneckStatus(who="nobody", why="trainer and engines are both busy")
+        if share < REPORTED_SHARE:
+            if engine_idle < REPORTED_SHARE:
+                return BottleneckStatus(who="none", why="trainer and engines are both busy")
             return BottleneckStatus(who="trainer", why=f"it hardly waits, engines idle {engine_idle:.0%}")
-        if sum(self._has_work) >= MOSTLY * len(self._has_work):
+        if sum(self._has_work) >= BUSY_SHARE * len(self._has_work):
             return BottleneckStatus(who="engines", why=f"trainer waits for groups {share:.0%} of the time")
         return BottleneckStatus(
             who=self._outside(max_staleness),
@@ -158,7 +158,7 @@ class Bottleneck:
         )
 
     def _outside(self, max_staleness: int | None) -> str:
-        """What the trainer waits for while engines have nothing to do."""
+        """Return what the trainer waits for while engines have nothing to do."""
         generating, scoring = sum(self._generating), sum(self._scoring)
         if scoring > generating:
             return "rewards"

@@ -1,15 +1,15 @@
-"""How much a process works, by one definition for the terminal and the summary.
+"""Measures how much a process works, by one definition for the terminal and the summary.
 
-A process is *busy* while it does the work that it is there for: the trainer in a forward pass, a backward pass or
-the optimizer, an engine in a forward pass (the wait for its device to end one included). Everything else is idle:
-waiting for groups or requests, packing, snapshots, taking weights.
+A process is *busy* while it does its main work: the trainer in a forward pass, a backward pass or the
+optimizer, an engine in a forward pass (including the wait for its device to end one). Everything else is
+idle: waiting for groups or requests, packing, snapshots, loading weights.
 """
 
 from collections import deque
 from collections.abc import Mapping
 
 BUSY_PARTS = ("forward", "backward", "optimizer")
-"""Of a step's seconds."""
+"""Parts of a step that count as busy."""
 RECENT_S = 5.0
 
 
@@ -18,7 +18,7 @@ def busy_seconds(parts: Mapping[str, float]) -> float:
 
 
 class Meter:
-    """A sum that only grows, read from time to time. A process that was restarted counts from zero again."""
+    """Follows a sum that only grows, read from time to time. A restarted process counts from zero again."""
 
     def __init__(self) -> None:
         self.total = 0.0
@@ -32,14 +32,15 @@ class Meter:
             self._recent.popleft()
 
     def read(self, time: float, reading: float) -> None:
-        """What the process itself counts."""
+        """Take the process's own count."""
         restarted = reading < self._reading
         self.add(time, reading if restarted else reading - self._reading)
         self._reading = reading
 
     @property
     def rate(self) -> float:
-        """A second, over the last readings: those of `RECENT_S`, or the last two if they are further apart."""
+        """Return the growth per second over the readings of the last `RECENT_S`, or over the last two if they
+        are further apart."""
         if len(self._recent) < 2:
             return 0.0
         (start, before), (end, after) = self._recent[0], self._recent[-1]

@@ -1,4 +1,4 @@
-"""How a run shows itself: drawn live in a terminal or a notebook, or as plain lines."""
+"""Shows a run's progress: drawn live in a terminal or a notebook, or as plain lines."""
 
 import io
 import sys
@@ -17,7 +17,7 @@ from penstock.observe.status import RunStatus
 
 
 class View(Protocol):
-    """`update` shows the present, `log` a lasting line, `close` gives the terminal back."""
+    """Shows a run: `update` the present, `log` a lasting line; `close` gives the terminal back."""
 
     def update(self, status: RunStatus) -> None: ...
 
@@ -42,7 +42,7 @@ def make_view(config: ObserveConfig) -> View:
 
 
 def in_notebook() -> bool:
-    """Whether this process is the kernel of a notebook: IPython in a terminal has a shell, but no kernel."""
+    """Return whether this process is a notebook's kernel. IPython in a terminal has a shell, but no kernel."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return getattr(shell, "kernel", None) is not None
@@ -65,7 +65,7 @@ class SilentView:
 
 
 class PlainView:
-    """Log lines: one a phase, and one every few seconds of training."""
+    """Prints log lines: one for each phase, and one every few seconds of training."""
 
     def __init__(self, every_s: float) -> None:
         self._every_s = every_s
@@ -109,12 +109,12 @@ def _share(share: float | None) -> str:
 
 
 WIDTH = 100
-"""Columns of the picture: what a cell's output has room for on a usual screen."""
+"""Columns of the drawing, as many as a notebook cell shows on a usual screen."""
 FRAME = '<pre style="line-height: 1.25; white-space: pre; overflow-x: auto">{code}</pre>'
 
 
 class NotebookView:
-    """The screen of the terminal as HTML, and as text for what shows no HTML. Lasting lines are printed."""
+    """Shows the terminal's screen as HTML, or as text where HTML is not shown. Lasting lines are printed."""
 
     def __init__(self) -> None:
         self._handle: Any = None
@@ -125,18 +125,18 @@ class NotebookView:
             from IPython.display import display
 
             self._handle = display(shown, raw=True, display_id=True)
-        else:  # goes to where it was first shown, whichever cell runs by now
+        else:  # updates the cell that first showed it, whichever cell runs by now
             self._handle.update(shown, raw=True)
 
     def log(self, line: str) -> None:
         print(plain_line(line), flush=True)
 
     def close(self) -> None:
-        """The last picture stays in the notebook."""
+        """Leave the last picture in the notebook."""
 
 
 def drawn(status: RunStatus) -> dict[str, str]:
-    """The run by MIME type."""
+    """Draw a run as text and as HTML, by MIME type."""
     console = Console(file=io.StringIO(), record=True, width=WIDTH, force_jupyter=False)
     console.print(Screen(status))
     return {
@@ -146,7 +146,7 @@ def drawn(status: RunStatus) -> dict[str, str]:
 
 
 class TerminalView:
-    """A rich live display below the lasting log lines."""
+    """Redraws a rich live display below the lasting log lines."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console()

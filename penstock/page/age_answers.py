@@ -1,4 +1,4 @@
-"""Staleness of what was trained: tokens by age and cause, how far the policy had moved by age, and other bounds."""
+"""Answers questions about staleness: tokens by age and cause, how far the policy moved by age, and other bounds."""
 
 import re
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from penstock.page.query_values import span_of
 
 BY_AGE = ("ess", "kl", "clip_fraction", "ratio_mean")
 GAPS = {"gap_low": "ratio_p01", "gap_high": "ratio_p99"}
-"""Between these lie 98 in 100 gaps: the trainer's logprob minus the engine's."""
+"""98 % of the gaps (the trainer's logprob minus the engine's) lie between these."""
 AGE = re.compile(r"tokens_age_(?P<first>\d+)(?:_(?P<last>\d+|up))?")
 
 
@@ -46,7 +46,7 @@ def _step(value: float) -> int | None:
 
 
 def by_age(run: RunReading, first: int | None, last: int | None) -> list[dict[str, Any]]:
-    """Means over steps, weighted by the share of tokens that were so old. The youngest come first."""
+    """Return means over steps, weighted by the share of tokens of that age, youngest first."""
     numbers = run.steps.numbers
     inside = (numbers >= (first or 0)) & (numbers <= (last if last is not None else np.inf))
     known = set(run.steps.names)
@@ -65,9 +65,7 @@ def by_age(run: RunReading, first: int | None, last: int | None) -> list[dict[st
         for end, ratio in GAPS.items():
             if ratio + suffix in known:
                 with np.errstate(divide="ignore", invalid="ignore"):
-                    gaps = np.log(
-                        run.steps.column(ratio + suffix)[inside]
-                    )  # a ratio is e to the power of a gap
+                    gaps = np.log(run.steps.column(ratio + suffix)[inside])  # ratio = exp(gap)
                 means[end] = _mean(gaps, shares)
         share = float(shares.mean()) if len(shares) else 0.0
         found.append({"first": int(age["first"]), "last": age["last"], "share": share, **means})

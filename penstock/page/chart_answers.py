@@ -1,4 +1,4 @@
-"""Curves: at most some hundred points a metric, each with the lowest and highest value that it stands for."""
+"""Answers requests for curves: a few hundred points a metric, each with the lowest and highest value it covers."""
 
 import math
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from penstock.page.query_values import Refused, chosen, whole
 X_AXES: tuple[Axis, ...] = ("step", "time", "tokens")
 MAX_NAMES = 64
 MAX_NEW_ROWS = 64
-"""New steps that a message carries; of more, the page asks for curves anew."""
+"""Most new steps that a message carries; if there are more, the page requests whole curves."""
 
 
 def show_curves(run: RunReading, query: Mapping[str, str]) -> dict[str, Any]:
@@ -29,7 +29,7 @@ def show_curves(run: RunReading, query: Mapping[str, str]) -> dict[str, Any]:
 
 
 def thinned(run: RunReading, name: str, x: Axis, buckets: int) -> list[list[float]]:
-    """Columns x, low, high, mean."""
+    """Return the columns x, low, high and mean of a curve."""
     points = run.steps.thinned(name, x=x, buckets=buckets)
     return [
         [point.x for point in points],
@@ -44,14 +44,13 @@ def last_step(run: RunReading) -> int:
 
 
 def list_metrics(run: RunReading) -> dict[str, Any]:
-    """All names, and the last value of each."""
     values = run.steps.row(-1) if last_step(run) else {}
     return {"last": last_step(run), "names": run.steps.names, "values": values}
 
 
 def new_rows(run: RunReading, since: int) -> dict[str, Any] | None:
-    """Steps after `since` with all their numbers; None when they are too many for a message, or were undone.
-    It costs what is new, not what is there."""
+    """Return the steps after `since` with all their metrics; None if they are too many for a message, or were
+    undone. The cost grows with the new steps, not with the run."""
     if last_step(run) < since:
         return None
     steps = run.steps.stored

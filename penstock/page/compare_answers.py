@@ -1,4 +1,4 @@
-"""Several runs beside each other: what differs in their configs, their curves, and answers to one prompt."""
+"""Compares several runs: what differs in their configs, their curves, and their answers to one prompt."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from penstock.page.sample_answers import describe
 
 
 class Unset:
-    """A setting that a run of another version does not have."""
+    """Stands for a setting that a run of another version does not have."""
 
     def __repr__(self) -> str:
         return "–"
@@ -23,14 +23,14 @@ UNSET = Unset()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """A setting by its dotted name, and its value in each run."""
+    """Holds a setting's dotted name and its value in each run."""
 
     name: str
     values: tuple[Any, ...]
 
 
 def compare_configs(configs: Sequence[Mapping[str, Any]]) -> list[Difference]:
-    """Settings that are not the same in all of them, by name."""
+    """Return the settings that differ between configs, by name."""
     flat = [dict(_flat(config)) for config in configs]
     names = sorted({name for one in flat for name in one})
     rows = [Difference(name=name, values=tuple(one.get(name, UNSET) for one in flat)) for name in names]
@@ -38,7 +38,7 @@ def compare_configs(configs: Sequence[Mapping[str, Any]]) -> list[Difference]:
 
 
 def same_task(runs: Sequence[RunReading], task_id: str) -> list[Rows]:
-    """The rows of each run's answers to a task, oldest first."""
+    """Return each run's rows of answers to a task, oldest first."""
     return [run.samples.select(task=task_id) for run in runs]
 
 
@@ -53,10 +53,10 @@ def _flat(config: Any, prefix: str = "") -> list[tuple[str, Any]]:
 
 
 NO_DIFFERENCE = ("run.name", "run.folder")
-"""Settings that say which run it is."""
+"""Settings that only identify a run."""
 MAX_TASKS = 200
 MAX_ANSWERS = 4
-"""Of each run, the newest."""
+"""How many of each run's newest answers are shown."""
 
 
 def compare_runs(runs: Sequence[RunReading], query: Mapping[str, str]) -> dict[str, Any]:
@@ -81,7 +81,7 @@ def compare_runs(runs: Sequence[RunReading], query: Mapping[str, str]) -> dict[s
 
 
 def shared_tasks(runs: Sequence[RunReading], query: Mapping[str, str]) -> dict[str, Any]:
-    """Tasks that all runs have answered; `find` is a part of their names."""
+    """Return tasks that all runs have answered; `find` matches a part of their names."""
     wanted = query.get("find", "").lower()
     sets = [set(run.samples.task_names) - {""} for run in runs]
     common = sorted(set.intersection(*sets))
@@ -90,7 +90,7 @@ def shared_tasks(runs: Sequence[RunReading], query: Mapping[str, str]) -> dict[s
 
 
 def compare_answers(runs: Sequence[RunReading], query: Mapping[str, str]) -> dict[str, Any]:
-    """The newest answers of every run to one task."""
+    """Return the newest answers of every run to one task."""
     task = query.get("task", "")
     if not task:
         raise Refused("task is missing: name the one whose answers to compare")

@@ -1,4 +1,4 @@
-"""The HTTP application: the page's files, and what it asks for."""
+"""Routes the HTTP requests of the page: its own files, and the data that it asks for."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -39,19 +39,19 @@ ONE_RUN: dict[str, Callable[[RunReading, Query], Any]] = {
     "machine": lambda run, query: show_machine(run),
     "config": lambda run, query: show_config(run),
 }
-"""`/api/run/N/NAME`."""
+"""Functions that answer `/api/run/N/NAME`, by name."""
 ONE_THING: dict[str, Callable[[RunReading, int], Any]] = {
     "sample": show_sample,
     "tokens": show_tokens,
     "group": show_group,
 }
-"""`/api/run/N/NAME/NUMBER`."""
+"""Functions that answer `/api/run/N/NAME/NUMBER`, by name."""
 ALL_RUNS: dict[str, Callable[..., Any]] = {
     "compare": compare_runs,
     "tasks": shared_tasks,
     "answers": compare_answers,
 }
-"""`/api/NAME`."""
+"""Functions that answer `/api/NAME`, by name."""
 RUNS: web.AppKey[OpenRuns] = web.AppKey("runs", OpenRuns)
 
 
@@ -119,20 +119,20 @@ async def _live(request: web.Request) -> web.StreamResponse:
 
 
 async def _prometheus(request: web.Request) -> web.StreamResponse:
-    """The first run, for a scraper that brings the token (`Authorization: Bearer …`)."""
+    """Answer a Prometheus scraper that brings the token (`Authorization: Bearer …`), for the first run."""
     runs = request.app[RUNS]
     text = await runs.ask(lambda: prometheus_text(runs.readings[0].state))
     return web.Response(body=text.encode(), headers={"Content-Type": CONTENT_TYPE})
 
 
 QUIET_S = 10.0
-"""After so long an empty line says that the server is there."""
+"""Seconds without a message after which an empty line tells the page that the server is alive."""
 PACE_S = 0.25
-"""Between two messages: a person reads no faster."""
+"""Seconds between two messages: a person reads no faster."""
 
 
 async def stream(runs: OpenRuns, request: web.Request) -> web.StreamResponse:
-    """Lines until the page leaves."""
+    """Stream messages as lines until the page disconnects."""
     with runs.watching():
         return await _send(runs, request)
 
@@ -155,7 +155,7 @@ async def _send(runs: OpenRuns, request: web.Request) -> web.StreamResponse:
 
 
 def _messages(runs: OpenRuns, sent: dict[int, tuple[int, int]]) -> list[dict[str, Any]]:
-    """Of the runs that have moved since the last time."""
+    """Return a message for each run with news since the last call."""
     found = []
     for number, run in enumerate(runs.readings):
         revision, step = sent.get(number, (-1, -1))
@@ -166,6 +166,6 @@ def _messages(runs: OpenRuns, sent: dict[int, tuple[int, int]]) -> list[dict[str
 
 
 def _message(number: int, run: RunReading, step: int) -> dict[str, Any]:
-    """`rows` is missing where the page must ask for curves itself."""
+    """Make a message of the run's present state. `rows` is missing where the page must request curves itself."""
     rows = None if step < 0 else new_rows(run, step)
     return {"run": number, "now": show_now(run), **({} if rows is None else {"rows": rows})}

@@ -1,4 +1,4 @@
-"""Groups that were not trained, each with its reason, and how they differ from those that were."""
+"""Answers questions about dropped groups: the reason of each, and how they differ from trained ones."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ BINS = 20
 
 
 def show_drops(run: RunReading, query: Mapping[str, str]) -> dict[str, Any]:
-    """The newest first, by reason if one is asked for."""
+    """Return drops, newest first, of one reason if the query names one."""
     wanted = query.get("reason", "")
     chosen = [drop for drop in run.drops if not wanted or drop.reason == wanted][::-1]
     offset = whole(query, "offset", 0)
@@ -57,7 +57,7 @@ def _row(run: RunReading, drop: Drop) -> dict[str, Any]:
 
 
 def compare_lengths(run: RunReading) -> dict[str, Any] | None:
-    """Answers by length: shares of the kept and of the dropped. None where either is missing."""
+    """Return how the lengths of kept and of dropped answers are distributed; None if there are none of either."""
     columns = run.samples.columns
     dropped = columns["drop"] > 0
     tokens = columns["tokens"]
@@ -76,7 +76,7 @@ def compare_lengths(run: RunReading) -> dict[str, Any] | None:
 
 
 def compare_tasks(run: RunReading) -> list[dict[str, Any]]:
-    """Tasks that lose the most answers."""
+    """Return the tasks that lose the most answers."""
     columns, names = run.samples.columns, run.samples.task_names
     dropped = columns["drop"] > 0
     total = np.bincount(columns["task"], minlength=len(names))

@@ -1,5 +1,5 @@
-"""What a person should know of a run before they look closer: in a sentence, in figures, warnings with their
-reasons, and the best, the worst and odd answers. `penstock report` begins with it."""
+"""Sums up what a person should know of a run before looking closer: a sentence, figures, warnings with reasons,
+and the best, the worst and odd answers. `penstock report` begins with it."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -35,7 +35,7 @@ TRAINED = (
 )
 SHOWN = 3
 SEARCHED = 2000
-"""The newest samples whose texts are compared."""
+"""How many of the newest samples are compared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +74,7 @@ def show_findings(run: RunReading) -> dict[str, Any]:
 def _lead(run: RunReading) -> str:
     status = run.status()
     how = "ended" if status.phase == "done" else f"stopped while {status.phase}"
-    how = "goes on" if run.is_running else how
+    how = "is running" if run.is_running else how
     words = f"{status.step} of {status.steps} steps in {duration(run.now)}; it {how}."
     if len(status.heldout) > 1:
         return f"{words} Held-out reward went from {status.heldout[0][1]:.3f} to {status.heldout[-1][1]:.3f}."
@@ -111,13 +111,13 @@ def _setting(config: Mapping[str, Any], key: str) -> str:
 
 
 def widest_trace(run: RunReading) -> TokenTrace | None:
-    """The answer of the last traced steps on which engine and trainer differ most."""
+    """Return the answer, among the last traced ones, on which engine and trainer differ most."""
     traces = (trace for key in run.traced[-40:] for trace in run.tokens(*key) if trace.worst is not None)
     return max(traces, key=lambda trace: abs(float(trace.gaps[trace.worst or 0])), default=None)
 
 
 def row_of(run: RunReading, trace: TokenTrace) -> int | None:
-    """The sample whose tokens these are, as far as it is kept."""
+    """Return the sample that has these tokens, if it is kept."""
     for row in reversed(run.samples.select(group=trace.group).tolist()):
         if (run.samples.columns["episode"][row], run.samples.columns["step"][row]) == (
             trace.episode,
@@ -136,7 +136,7 @@ def worst(run: RunReading) -> list[Chosen]:
 
 
 def odd(run: RunReading) -> list[Chosen]:
-    """At most one of each kind."""
+    """Return unusual answers, each once."""
     found: dict[int, Chosen] = {}
     for chosen in _odd(run):
         found.setdefault(chosen.row, chosen)
@@ -144,7 +144,7 @@ def odd(run: RunReading) -> list[Chosen]:
 
 
 def _by_reward(run: RunReading, *, highest: bool) -> list[Chosen]:
-    """Of the newest first, one a group, so that not one task fills the list."""
+    """Return the top answers, the newest of equals first and one a group, so that no task fills the list."""
     rows = run.samples.select(drop="none")
     rewards = run.samples.columns["reward"][rows] if rows.size else np.zeros(0)
     rows, rewards = rows[np.isfinite(rewards)], rewards[np.isfinite(rewards)]
@@ -179,7 +179,7 @@ def _odd(run: RunReading) -> Iterator[Chosen]:
 
 
 def _against_its_group(run: RunReading, rows: Rows) -> Iterator[Chosen]:
-    """An answer whose advantage is the largest."""
+    """Find the answer with the largest advantage."""
     heads = ((row, run.samples.head(row).advantage) for row in rows[-SEARCHED:].tolist())
     known = [(abs(advantage), row) for row, advantage in heads if advantage is not None]
     if known:
@@ -188,7 +188,7 @@ def _against_its_group(run: RunReading, rows: Rows) -> Iterator[Chosen]:
 
 
 def _repeated(run: RunReading, rows: Rows) -> Iterator[Chosen]:
-    """A text that answers many tasks: a model that found one answer that pays."""
+    """Find a text that answers many tasks: the model may have found one answer that pays."""
     texts: dict[str, tuple[int, set[str]]] = {}
     counts: Counter[str] = Counter()
     for row in rows[-SEARCHED:].tolist():

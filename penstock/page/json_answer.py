@@ -1,4 +1,4 @@
-"""Answers as JSON. What a model wrote is only ever a string in it."""
+"""Encodes answers as JSON. What a model wrote is only ever a string in it."""
 
 from typing import Any
 
@@ -7,7 +7,8 @@ from aiohttp import web
 
 
 def encode(value: Any) -> bytes:
-    """NaN becomes null. Half of a surrogate pair, which UTF-8 has no bytes for, becomes a replacement character."""
+    """Encode a value as JSON. NaN becomes null; a lone surrogate, which UTF-8 lacks, becomes a replacement
+    character."""
     try:
         return msgspec.json.encode(value)
     except UnicodeEncodeError:

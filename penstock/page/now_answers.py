@@ -1,4 +1,4 @@
-"""A run at this moment, and what stays of it: status, time, cost, machine and config."""
+"""Answers questions about a run as a whole: status, log lines, time, cost, machine and config."""
 
 import math
 from typing import Any
@@ -10,11 +10,11 @@ from penstock.page.chart_answers import last_step
 
 SHOWN_LINES = 200
 MAX_POINTS = 600
-"""Of a counter's curve."""
+"""Most points of a counter's curve."""
 
 
 def show_now(run: RunReading) -> dict[str, Any]:
-    """What the terminal shows, and where the run stands."""
+    """Return what the terminal shows, with the run's folder, times and counts."""
     status = msgspec.to_builtins(run.status())
     return {
         "name": run.name,
@@ -34,19 +34,18 @@ def show_now(run: RunReading) -> dict[str, Any]:
 
 
 def _ended(run: RunReading) -> str:
-    """How it ended: `done`, or `died` when nobody holds the folder and no end was written; "" while it goes on."""
+    """Return how the run ended: `done`, or `died` if no controller holds the folder and no end was recorded; ""
+    while it is running."""
     if run.is_running:
         return ""
     return "done" if run.state.phase == "done" else "died"
 
 
 def show_lines(run: RunReading) -> dict[str, Any]:
-    """The last sentences that the run said."""
     return {"lines": [{"time": one.time, "line": one.line} for one in run.lines[-SHOWN_LINES:]]}
 
 
 def show_time(run: RunReading) -> dict[str, Any]:
-    """Where each process's time went, and what that cost."""
     sheet = [
         {"process": one.process, "total_s": one.total_s, "parts": list(one.parts.items())}
         for one in run.time_sheet()
@@ -55,7 +54,7 @@ def show_time(run: RunReading) -> dict[str, Any]:
 
 
 def show_machine(run: RunReading) -> dict[str, Any]:
-    """Counters of the machine and of every process, thinned."""
+    """Return thinned counters of the machine and of every process."""
     names = sorted(run.counter_series.processes, key=lambda name: name != "machine")
     return {"processes": [{"process": name, "counters": _counters(run, name)} for name in names]}
 

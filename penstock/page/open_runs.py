@@ -1,4 +1,4 @@
-"""The runs that are shown. One thread reads them: what is slow is done there, one question after another."""
+"""Holds the runs that are shown. One thread reads them, so slow questions run there one after another."""
 
 import asyncio
 import contextlib
@@ -9,32 +9,32 @@ from typing import TypeVar
 from penstock.observe.reading.run_reading import RunReading
 
 FOLLOW_S = 0.5
-"""Between two looks at the files of a run that goes on."""
+"""Seconds between two reads of the files while a run is running."""
 ENDED_S = 5.0
-"""Of one that does not: it may be resumed."""
+"""Seconds between two reads when no run is running: one may be resumed."""
 Answer = TypeVar("Answer")
 
 
 class OpenRuns:
-    """Reads in one thread; tells those who wait that something came."""
+    """Reads runs in one thread, and wakes the waiting pages when something new was read."""
 
     def __init__(self, readings: Sequence[RunReading]) -> None:
         self.readings = tuple(readings)
         self.changes = 0
-        """Grows when something came."""
+        """Grows when something new was read."""
         self.watched, self.unwatched = asyncio.Event(), asyncio.Event()
-        """Whether a page is open."""
+        """Whether a page is open: exactly one of them is set."""
         self.unwatched.set()
         self._watchers = 0
         self._changed = asyncio.Condition()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="reading")
 
     async def ask(self, question: Callable[[], Answer]) -> Answer:
-        """The answer of the thread that reads."""
+        """Answer a question in the reading thread."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, question)
 
     async def wait_past(self, seen: int, timeout_s: float) -> int:
-        """Until there is more than was seen, or the time is up."""
+        """Wait until `changes` exceeds `seen` or the time is up, and return `changes`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s), self._changed:
                 await self._changed.wait_for(lambda: self.changes > seen)
@@ -42,7 +42,7 @@ class OpenRuns:
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """While inside, one more page is open."""
+        """Count one more open page while inside."""
         self._watch(1)
         try:
             yield
@@ -57,7 +57,7 @@ class OpenRuns:
 
     @contextlib.asynccontextmanager
     async def followed(self) -> AsyncIterator[None]:
-        """While inside, new events are read as they come."""
+        """Read new events as they come, while inside."""
         following = asyncio.create_task(self._follow())
         try:
             yield
@@ -67,7 +67,7 @@ class OpenRuns:
             self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def _follow(self) -> None:
-        """Another process writes the files, and no event tells of it: they are looked at from time to time."""
+        """Poll the files: another process writes them, and no event announces it."""
         while True:
             if await self.ask(self._refresh):
                 async with self._changed:

@@ -1,6 +1,6 @@
-"""Who may ask the page's server what. Every request passes here first.
+"""Decides which requests the page's server answers. Every request passes here first.
 
-- Only GET and HEAD: there is nothing to change.
+- Only GET and HEAD are answered: there is nothing to change.
 - Host and Origin must be the server's own (`http_server.guard`).
 - `/api` and `/metrics` need the token. The page itself holds nothing of a run, and needs none.
 - A browser may load nothing from elsewhere, and interprets no text as markup (`SECURITY_HEADERS`).
@@ -19,7 +19,7 @@ from penstock.page.json_answer import answer
 from penstock.page.query_values import Refused
 
 TOKEN_HEADER = "X-Penstock-Token"
-"""Notebook proxies keep `Authorization` for themselves."""
+"""Carries the token, since notebook proxies consume `Authorization`."""
 METHODS = ("GET", "HEAD")
 NEED_TOKEN = ("/api", "/metrics")
 SECURITY_HEADERS = {
@@ -41,7 +41,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageAccess:
-    """The names that the server answers to, and the token that whoever asks must bring."""
+    """Holds the host names that the server answers to, and the token that requests must bring."""
 
     token: str
     guard: Guard
@@ -76,7 +76,7 @@ def needs_token(path: str) -> bool:
 
 
 def guard(access: PageAccess) -> Middleware:
-    """Middleware: what is refused reaches no handler, and every answer carries the security headers."""
+    """Make middleware that keeps refused requests from every handler and turns errors into JSON answers."""
 
     @web.middleware
     async def check_access(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -99,5 +99,5 @@ def guard(access: PageAccess) -> Middleware:
 
 
 async def add_headers(request: web.Request, response: web.StreamResponse) -> None:
-    """`on_response_prepare`: also of answers that stream."""
+    """Add the security headers in `on_response_prepare`, so that streamed answers have them too."""
     response.headers.update(SECURITY_HEADERS)

@@ -1,4 +1,4 @@
-"""The page's own files. Only these names are served: none is made from what a request says."""
+"""Serves the page's own files. Only known paths are served: none is made from a request."""
 
 from functools import cache
 from importlib.resources import files
@@ -17,7 +17,7 @@ KINDS = {
 
 @cache
 def page_files() -> dict[str, tuple[bytes, str]]:
-    """Every file by its path, with its type."""
+    """Return every file's content and type by its path."""
     return dict(_within(files("penstock.page") / "static", ""))
 
 

@@ -1,7 +1,9 @@
-"""The page of a run that goes on: `python -m penstock.page.page_process FD`, when somebody first opens it.
+"""Serves the page of a run in progress: `python -m penstock.page.page_process FD`, started when the page is
+first opened.
 
-Its settings are the first line of its input, and the socket is handed down as a file descriptor, where connections
-wait already. The input ends with the run; the page stays as long as somebody has it open."""
+The first line of its input holds its settings. The socket is handed down as a file descriptor, on which
+connections already wait. The input ends with the run; the page stays for as long as a browser has it open.
+"""
 
 import asyncio
 import os
@@ -17,11 +19,11 @@ from penstock.page.serving_page import served_page
 
 NICENESS = 10
 LINGER_S = 20.0
-"""How long the page waits for somebody to open it again, after the run."""
+"""How long the page waits after the run for a browser to open it again."""
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the run says."""
+    """Holds the settings that a run passes to its page."""
 
     folder: str
     token: str
@@ -34,11 +36,11 @@ async def serve(listening: socket.socket, settings: Settings) -> None:
         [reading], listening, token=settings.token, allow_hosts=settings.allow_hosts
     ) as runs:
         await asyncio.get_running_loop().run_in_executor(None, sys.stdin.buffer.read)
-        await nobody_looks(runs, LINGER_S)
+        await wait_unwatched(runs, LINGER_S)
 
 
-async def nobody_looks(runs: OpenRuns, linger_s: float) -> None:
-    """Until no page was open for so long."""
+async def wait_unwatched(runs: OpenRuns, linger_s: float) -> None:
+    """Wait until no page has been open for `linger_s`."""
     while True:
         await runs.unwatched.wait()
         try:
@@ -49,7 +51,7 @@ async def nobody_looks(runs: OpenRuns, linger_s: float) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    os.setsid()  # Ctrl-C in the terminal is for the run
+    os.setsid()  # Ctrl-C in the terminal must reach the run alone
     os.nice(NICENESS)
     settings = msgspec.json.decode(sys.stdin.buffer.readline(), type=Settings)
     with socket.socket(fileno=int(arguments[0])) as listening:

@@ -1,4 +1,4 @@
-"""What a request asks for, read from its query. A value that can't be read is answered with one sentence."""
+"""Reads values from a request's query. A value that cannot be read is refused with one sentence."""
 
 import math
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ Word = TypeVar("Word", bound=str)
 
 
 class Refused(Exception):
-    """A question that has no answer, and the sentence that says why."""
+    """A request is refused; the message says why, in a sentence."""
 
     def __init__(self, reason: str, status: int = 400) -> None:
         super().__init__(reason)
@@ -36,7 +36,7 @@ def optional_whole(query: Mapping[str, str], name: str) -> int | None:
 
 
 def span_of(query: Mapping[str, str], name: str) -> Range | None:
-    """`2..5`, `..5` or `2..`; one number stands for itself."""
+    """Read a range: `2..5`, `..5` or `2..`; a single number is a range of itself."""
     text = query.get(name, "")
     if not text:
         return None
@@ -50,7 +50,7 @@ def span_of(query: Mapping[str, str], name: str) -> Range | None:
 
 
 def chosen(query: Mapping[str, str], name: str, among: tuple[Word, ...]) -> Word:
-    """One of a few words; the first of them when there is none."""
+    """Read one of a few words; the first of them if the query has none."""
     wanted = query.get(name, "") or among[0]
     for word in among:
         if word == wanted:

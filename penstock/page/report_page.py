@@ -1,8 +1,8 @@
-"""`penstock report` writes the page of one run as a single file, with the answers that it would ask for.
+"""Writes the page of one run as a single file for `penstock report`, with all the answers that it would request.
 
-The page's modules, its style and the answers are inlined, so it draws with no server and asks nobody for anything:
-the content-security policy names the script and the style by their hashes, and forbids all else. What a model wrote
-is a string in JSON, and becomes a text node.
+The page's modules, its style and the answers are inlined, so it needs no server and makes no request: the
+content-security policy names the script and the style by their hashes, and forbids all else. What a model
+wrote is a string in JSON, and becomes a text node.
 """
 
 import base64
@@ -35,11 +35,12 @@ from penstock.safe_files import write_private
 
 NAME = "report.html"
 MAX_SAMPLES = 200
-"""The chosen answers come first, then some dropped ones, those with tokens and the newest, each with its group."""
+"""Most samples: the chosen answers, then some dropped ones, those with tokens and the newest, each with its
+group."""
 MAX_DROPPED = 20
 MAX_TEXT = 8000
 MAX_TOKENS = 20_000
-"""Tokens of all answers together that are there one by one."""
+"""Most tokens shown one by one, over all answers."""
 MAX_SPANS = 5000
 BUCKETS = 240
 DIGITS = 6
@@ -84,7 +85,8 @@ def _digest(text: str) -> str:
 
 
 def bundle(start: str) -> str:
-    """The page's modules as one script: each becomes a function that runs once, after those that it imports."""
+    """Join the page's modules into one script: each becomes a function that runs once, after those that it
+    imports."""
     bodies: dict[str, str] = {}
 
     def add(path: str) -> None:
@@ -103,7 +105,7 @@ def bundle(start: str) -> str:
 
 
 def _resolved(path: str, name: str) -> str:
-    """`../dom.js` as `/views/now.js` means it."""
+    """Return the absolute path of an import: `../dom.js` in `/views/now.js` is `/dom.js`."""
     folder = path.rpartition("/")[0]
     while name.startswith("../"):
         folder, name = folder.rpartition("/")[0], name[3:]
@@ -111,7 +113,7 @@ def _resolved(path: str, name: str) -> str:
 
 
 def answers_of(run: RunReading) -> dict[str, Any]:
-    """What the page asks for, as `static/exported.js` finds it."""
+    """Return the answers that the page requests, keyed as `static/exported.js` looks them up."""
     findings = show_findings(run)
     tokens = _tokens(run, findings["widest"])
     chosen = [one["row"] for _, rows in findings["answers"] for one in rows]
@@ -147,7 +149,8 @@ def _short(columns: list[list[float]]) -> list[list[float]]:
 
 
 def _tokens(run: RunReading, widest: dict[str, Any] | None) -> dict[int, Any]:
-    """Of the answer on which engine and trainer differ most, then of the newest, while there is room."""
+    """Collect tokens: of the answer on which engine and trainer differ most, then of the newest, up to
+    `MAX_TOKENS`."""
     rows = np.flatnonzero(run.samples.columns["traced"])[::-1].tolist()
     if widest is not None and widest["row"] is not None:
         rows.insert(0, widest["row"])
@@ -165,7 +168,7 @@ def _tokens(run: RunReading, widest: dict[str, Any] | None) -> dict[int, Any]:
 
 
 def _rows(run: RunReading, first: Iterable[int]) -> list[int]:
-    """In the order of the run."""
+    """Choose rows: `first`, then the newest, each with its whole group. Returned in the order of the run."""
     found = set[int]()
     for row in (*first, *reversed(range(len(run.samples)))):
         if len(found) >= MAX_SAMPLES:

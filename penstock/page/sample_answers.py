@@ -1,4 +1,4 @@
-"""Samples, as the page lists and shows them: chosen by columns in memory, their texts read from disk."""
+"""Answers requests for samples: chosen by columns in memory, their texts read from disk."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,15 +11,15 @@ from penstock.page.query_values import Refused, chosen, optional_whole, span_of,
 
 ORDERS = ("new", "old", "best", "worst", "long", "short", "stale")
 SHOWN_PROMPT, SHOWN_ANSWER = 200, 320
-"""Characters of a text in a list."""
+"""Characters shown of a text in a list."""
 MAX_LISTED = 200
 MAX_OF_GROUP = 64
 HISTOGRAMS = {"reward": 24, "tokens": 24, "age": 24}
-"""Columns and how many bars they may have."""
+"""Columns with a histogram, and the most bars of each."""
 
 
 def list_samples(run: RunReading, query: Mapping[str, str]) -> dict[str, Any]:
-    """A page of samples that fit the filters, and histograms of all that fit."""
+    """Return one page of the samples that match the filters."""
     rows = _matching(run, query)
     ordered = _ordered(run, rows, chosen(query, "sort", ORDERS))
     offset = whole(query, "offset", 0)
@@ -34,7 +34,8 @@ def list_samples(run: RunReading, query: Mapping[str, str]) -> dict[str, Any]:
 
 
 def count_samples(run: RunReading, query: Mapping[str, str]) -> dict[str, Any]:
-    """Histograms of what fits, each without its own filter, so that its other bars stay in sight."""
+    """Return histograms of the matching samples, each without its own filter, so that its other bars stay
+    visible."""
     bars = {
         name: _bars(run, _matching(run, query, without=name), name, bins) for name, bins in HISTOGRAMS.items()
     }
@@ -63,7 +64,7 @@ def check_row(run: RunReading, row: int) -> None:
 
 
 def describe(run: RunReading, row: int, *, shorten: bool = False) -> dict[str, Any]:
-    """A sample as JSON has it."""
+    """Return a sample as plain values for JSON."""
     event = run.samples.read(row)
     columns = run.samples.columns
     return {
@@ -98,7 +99,7 @@ def _texts(event: SampleEvent, shorten: bool) -> dict[str, Any]:
 
 
 def _matching(run: RunReading, query: Mapping[str, str], without: str = "") -> Any:
-    """Rows that fit, without regard to one of the filters."""
+    """Return the rows that match the filters, leaving out the filter named `without`."""
     wanted: dict[str, Any] = {
         "steps": span_of(query, "step"),
         "group": optional_whole(query, "group"),
@@ -112,7 +113,7 @@ def _matching(run: RunReading, query: Mapping[str, str], without: str = "") -> A
 
 
 def _ordered(run: RunReading, rows: Any, order: str) -> Any:
-    """Of equals the newest come first."""
+    """Sort rows; of equals the newest come first."""
     newest = rows[::-1]
     if order == "new":
         return newest
@@ -134,7 +135,7 @@ def _bars(run: RunReading, rows: Any, column: str, bins: int) -> dict[str, Any]:
 
 
 def _steps(run: RunReading) -> list[int] | None:
-    """The first and the last step of which samples are kept."""
+    """Return the first and the last step that has samples."""
     steps = run.samples.columns["step"]
     trained = steps[steps >= 0]
     return [int(trained.min()), int(trained.max())] if len(trained) else None

@@ -1,4 +1,4 @@
-"""Serves the page of some runs on a socket that is bound already."""
+"""Serves the page of some runs on a socket that is already bound."""
 
 import contextlib
 import socket
@@ -11,7 +11,7 @@ from penstock.page.open_runs import OpenRuns
 from penstock.page.page_access import make_access
 
 CLOSING_S = 1.0
-"""Streams of open pages are cut off at the end."""
+"""Seconds to wait at the end before the streams of open pages are cut off."""
 
 
 @contextlib.asynccontextmanager
@@ -22,7 +22,7 @@ async def served_page(
     token: str,
     allow_hosts: tuple[str, ...] = (),
 ) -> AsyncIterator[OpenRuns]:
-    """While inside, the page of these runs is there."""
+    """Serve the page of these runs while inside."""
     runs = OpenRuns(readings)
     access = make_access(token, str(listening.getsockname()[0]), allow_hosts)
     server = HttpServer(make_app(runs, access), closing_s=CLOSING_S)

@@ -1,4 +1,4 @@
-"""Spans of a stretch of time, track by track, and the arrows from a rollout to the step that trained it."""
+"""Answers requests for a time range: its spans, track by track, and the steps that trained the groups in it."""
 
 import re
 from collections.abc import Mapping
@@ -11,11 +11,12 @@ from penstock.page.query_values import span_of, whole
 MAX_SPANS = 20_000
 REQUEST = re.compile(r"g(\d+)\.")
 FIRST_S = 20.0
-"""Seconds that are shown at first: the last ones."""
+"""Seconds shown at first: the last ones of the run."""
 
 
 def show_timeline(run: RunReading, query: Mapping[str, str]) -> dict[str, Any]:
-    """Times are seconds since the run began. A span is [track, start, end, name, group, step]."""
+    """Return the spans of a time range. Times are seconds since the run began. A span is [track, start, end,
+    name, group, step]."""
     wanted = span_of(query, "time")
     start, end = (max(0.0, run.now - FIRST_S), run.now) if wanted is None else wanted
     limit = whole(query, "limit", MAX_SPANS, low=1, high=MAX_SPANS)
@@ -43,7 +44,7 @@ def show_timeline(run: RunReading, query: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _group(attributes: Mapping[str, Attribute]) -> int | None:
-    """Whose span it is: a group's own, or that of a request, which is named after its group."""
+    """Return the group that a span belongs to, from its own attribute or from the name of its request."""
     group = attributes.get("group")
     if isinstance(group, int):
         return group

@@ -1,4 +1,4 @@
-"""The tokens of one answer with all that is known of each, as arrays of one length."""
+"""Answers requests for the tokens of one sample, with all that is known of each as arrays of one length."""
 
 from typing import Any
 
@@ -10,11 +10,11 @@ from penstock.page.sample_answers import check_row, describe
 
 DIGITS = 5
 UNKNOWN = 255
-"""Of `clipped`."""
+"""Value in `clipped` where nothing is known."""
 
 
 def show_tokens(run: RunReading, row: int) -> dict[str, Any]:
-    """The newest that is kept of this answer. An episode of several samples has several traces."""
+    """Return the traced tokens of an answer. An episode of several samples has several traces."""
     check_row(run, row)
     sample = describe(run, row)
     step = -1 if sample["step"] is None else sample["step"]
@@ -29,7 +29,7 @@ def show_tokens(run: RunReading, row: int) -> dict[str, Any]:
 
 
 def nearest_traced(run: RunReading) -> dict[str, Any]:
-    """Answers whose tokens are kept, newest first: where the page offers a choice."""
+    """Return answers whose tokens are kept, newest first, for the page to offer."""
     rows = np.flatnonzero(run.samples.columns["traced"])[::-1][:40]
     return {"rows": [describe(run, int(row), shorten=True) for row in rows]}
 
@@ -54,6 +54,6 @@ def _describe(trace: Any) -> dict[str, Any]:
 
 
 def _numbers(values: Any) -> list[float]:
-    """NaN stays: it becomes null."""
+    """Round to plain floats. NaN stays, and becomes null in JSON."""
     found: list[float] = np.round(np.asarray(values, dtype=np.float64), DIGITS).tolist()
     return found

@@ -1,1 +1,1 @@
-"""What `auto` chooses: GPUs, memory, threads, and what a config can't have."""
+"""Chooses what `auto` means (GPUs, memory, threads), and refuses what a config can't have."""

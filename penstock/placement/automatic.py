@@ -1,8 +1,8 @@
-"""What `auto` means for a run: settings chosen from where trainer and engines compute, and how large the model is.
+"""Chooses what `auto` means for a run, from where trainer and engines compute and how large the model is.
 
     config, GPUs ─► resolve_auto ─► memory plan ─► config.yaml, workers
 
-Nothing after this sees `auto` in these settings. A setting that names its value is left as it is.
+Nothing after this sees `auto` in these settings. A setting with a value of its own is left as it is.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,12 +19,12 @@ from penstock.sync.transports import choose_transport, transport_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """Where one side of a run computes."""
+    """A `Site` is where one side of a run computes."""
 
     device: str
     """`cpu` or `cuda:N`."""
     gpu: Gpu | None = None
-    """None on a CPU, and for a GPU that `nvidia-smi` does not tell of."""
+    """None on a CPU, and for a GPU that `nvidia-smi` does not list."""
 
     @property
     def is_gpu(self) -> bool:
@@ -41,7 +41,7 @@ class Site:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sites:
-    """Where a run computes. Its engines are all on one device."""
+    """`Sites` are where trainer and engines compute. All engines are on one device."""
 
     trainer: Site
     engine: Site
@@ -50,7 +50,7 @@ class Sites:
 
     @property
     def kinds_on_gpu(self) -> tuple[str, ...]:
-        """Which kinds of workers compute on a GPU."""
+        """Return the kinds of workers that compute on a GPU."""
         sides = {"trainer": self.trainer, "engine": self.engine}
         return tuple(kind for kind, site in sides.items() if site.is_gpu)
 
@@ -66,18 +66,18 @@ class Sites:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A setting, what was chosen for it, and why where that is not plain."""
+    """A `Choice` is a setting, the value chosen for it, and the reason where it is not obvious."""
 
     setting: str
     value: str
     why: str = ""
-    is_told: bool = True
-    """Whether the user reads of it. All are chosen anew when the run goes on."""
+    is_logged: bool = True
+    """Whether the choice is logged. Every choice is made again when the run resumes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """A config without `auto`, and what was chosen for it."""
+    """`Resolved` is a config without `auto`, and what was chosen for it."""
 
     config: PenstockConfig
     sites: Sites
@@ -87,13 +87,13 @@ class Resolved:
         return f"auto, {self.sites}: {_words(self.choices)}"
 
     @property
-    def is_told(self) -> bool:
-        """Whether anything was chosen that the user should read of."""
-        return any(choice.is_told for choice in self.choices)
+    def is_logged(self) -> bool:
+        """Return whether anything was chosen that the user should see."""
+        return any(choice.is_logged for choice in self.choices)
 
     @property
-    def of_engine(self) -> str:
-        """The same where there is no trainer; "" where nothing was chosen for engines."""
+    def engine_choices(self) -> str:
+        """Describe the choices for engines alone; "" where nothing was chosen for them."""
         own = [choice for choice in self.choices if choice.setting.startswith("engine.")]
         return f"auto, on {self.sites.engine.name}: {_words(own)}" if own else ""
 
@@ -118,9 +118,12 @@ def resolve_auto(
     trains: bool = True,
     has_room: Callable[[PenstockConfig], bool] | None = None,
 ) -> Resolved:
-    """`gpus` are those of the machine; `num_parameters` matters only where a side is on one of them. A model with
-    `num_experts` has its choices recorded where it `trains`, and nowhere else. `has_room` says of a config whether
-    its ranks have room for what it asks."""
+    """Replace every `auto` by a value.
+
+    `gpus` are those of the machine; `num_parameters` matters only where a side is on one of them. The expert
+    choices of a model with `num_experts` are recorded only where it `trains`. `has_room` returns whether the
+    ranks of a config have room for what it asks.
+    """
     sites = sites_of(config, gpus)
     choices = tuple(
         choice
@@ -133,14 +136,14 @@ def resolve_auto(
         config, how = _resolve_gather(config, has_room)
         choices += (how,)
     if not trains or config.engine.record_routing == AUTO:
-        config = _with(config, ("engine", "record_routing"), "off")  # not told: most models have no experts
+        config = _with(config, ("engine", "record_routing"), "off")  # not logged: most models have no experts
     config.check_wire_dtype()
     return Resolved(config, sites, choices)
 
 
 def check_transport(config: PenstockConfig, sites: Sites) -> None:
-    """Refuse a transport that is named and can't work between these devices. Those of other machines are not known
-    here."""
+    """Refuse a transport that is named and can't work between these devices. Devices of other machines are not
+    known here."""
     name = config.sync.transport
     transport = transport_of(name)
     if transport.on_one_gpu and not (sites.share_a_gpu or sites.are_apart):
@@ -170,12 +173,12 @@ def _choose(config: PenstockConfig, sites: Sites, num_parameters: int, num_exper
 def _resolve_gather(
     config: PenstockConfig, has_room: Callable[[PenstockConfig], bool] | None
 ) -> tuple[PenstockConfig, Choice]:
-    """Last of all: how much room there is depends on what else was chosen."""
+    """Choose `trainer.gather` last, since the room for it depends on the other choices."""
     setting, parallel = ("trainer", "gather"), config.trainer.parallel
     once = _with(config, setting, "step")
     if parallel.shard * parallel.context > 1 and has_room is not None and has_room(once):
         return once, Choice("trainer.gather", "step", "each GPU has room for all weights")
-    return _with(config, setting, "layer"), Choice("trainer.gather", "layer", is_told=False)
+    return _with(config, setting, "layer"), Choice("trainer.gather", "layer", is_logged=False)
 
 
 def _dtype(setting: str, site: Site, bfloat16: str = "") -> Choice:
@@ -203,9 +206,9 @@ def _site(device: str, gpus: Sequence[Gpu]) -> Site:
 
 
 def _words(choices: Sequence[Choice]) -> str:
-    """`setting=value (why)`; a reason that several share follows the last of them."""
-    words, told = [], [choice for choice in choices if choice.is_told]
-    for choice, after in zip(told, (*told[1:], None), strict=True):
+    """Format the choices as `setting=value (why)`; a reason that several share follows the last of them."""
+    words, logged = [], [choice for choice in choices if choice.is_logged]
+    for choice, after in zip(logged, (*logged[1:], None), strict=True):
         why = "" if after is not None and after.why == choice.why else choice.why
         words.append(f"{choice.setting}={choice.value}" + (f" ({why})" if why else ""))
     return ", ".join(words)
@@ -218,7 +221,7 @@ def _value(section: Any, path: Sequence[str]) -> Any:
 
 
 def _with(section: Any, path: Sequence[str], value: str) -> Any:
-    """A copy of the section in which the setting at this path has this value."""
+    """Copy a section with the setting at this path set to this value."""
     name, *rest = path
     inner = _with(getattr(section, name), rest, value) if rest else value
     return section.model_copy(update={name: inner})

@@ -1,10 +1,11 @@
-"""Which GPU of this machine each worker gets: a pool for the trainer, one rank a GPU, and one for engines.
+"""Decides which GPU of this machine each worker gets: a pool for the trainer, one rank a GPU, and one for
+engines.
 
     placement: {trainer: [0, 1], engines: [2, 3, 4]}     as they are named
     nothing                                              the trainer gets as few as hold it, engines the rest
 
-A small model, a machine with one GPU, or settings that name a device of their own: trainer and engines share a GPU,
-and there are no pools. The config that comes out names all GPUs, so a resumed run has the same.
+With a small model, one GPU, or settings that name a device, trainer and engines share a GPU and there are no
+pools. The resulting config names all GPUs, so a resumed run gets the same.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,20 +19,20 @@ from penstock.errors import UserError
 from penstock.placement.gpus import Gpu
 
 SPLIT_FROM = 100_000_000
-"""Parameters from which engines get GPUs of their own unasked: smaller models leave them idle."""
+"""Parameters from which engines get GPUs of their own by default: smaller models would leave them idle."""
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 TAKEN_SHARE = 0.1
-"""Of a GPU's memory: when others hold more of it, it is taken."""
+"""A GPU is taken when other processes hold more than this share of its memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pools:
-    """Numbers of GPUs, as this process sees them."""
+    """`Pools` holds the numbers of GPUs, as this process sees them."""
 
     trainer: tuple[int, ...]
-    """One for each rank."""
+    """One GPU for each rank."""
     engines: tuple[tuple[int, ...], ...]
-    """Those of each engine; none where it joins a server."""
+    """The GPUs of each engine; none where it joins a server."""
     why: str = ""
     idle: tuple[int, ...] = ()
 
@@ -52,20 +53,22 @@ class Pools:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
-    """What the model needs, in bytes of one GPU."""
+    """`Needs` holds the model's memory needs, in bytes of one GPU."""
 
     num_parameters: int
     rank: Callable[[int], int]
-    """Of each rank, by how many split the trainer."""
+    """What each rank needs, by the number of ranks that split the trainer."""
     room: Callable[[Gpu], int]
-    """What can be used of a GPU."""
+    """How much of a GPU can be used."""
 
 
 def resolve_pools(
     config: PenstockConfig, gpus: Sequence[Gpu], needs: Needs | None
 ) -> tuple[PenstockConfig, Pools | None]:
-    """The config that names every GPU, and who gets which; as it was and None where there are no pools. `needs` is
-    None where nothing of the run is on a GPU."""
+    """Return the config with every GPU named, and the pools; the same config and None where there are no pools.
+
+    `needs` is None where no worker of the run is on a GPU.
+    """
     placement = config.placement
     if placement.trainer or placement.engines:
         pools = _named(config, gpus)
@@ -80,7 +83,8 @@ def resolve_pools(
 
 
 def visible_gpus(pool: Sequence[int], environ: Mapping[str, str]) -> dict[str, str]:
-    """What shows a worker these GPUs and no others: they are its `cuda:0` and so on. Nothing without a pool."""
+    """Return the environment variable that limits a worker to these GPUs, as its `cuda:0` and so on; nothing
+    without a pool."""
     if not pool:
         return {}
     visible = [name.strip() for name in environ.get(VISIBLE, "").split(",") if name.strip()]
@@ -88,7 +92,7 @@ def visible_gpus(pool: Sequence[int], environ: Mapping[str, str]) -> dict[str, s
 
 
 def engine_pools(config: PenstockConfig) -> tuple[tuple[int, ...], ...]:
-    """The GPUs of each engine, of a config that names them; () for each where it does not."""
+    """Return the GPUs of each engine, from a config that names them; () for each where it does not."""
     named, sizes = config.placement.engines, engine_sizes(config.engine)
     if not named or named == config.placement.trainer:  # all of them on one GPU
         return tuple(named if size else () for size in sizes)
@@ -96,8 +100,10 @@ def engine_pools(config: PenstockConfig) -> tuple[tuple[int, ...], ...]:
 
 
 def engines_alone(config: PenstockConfig, gpus: Sequence[Gpu]) -> PenstockConfig:
-    """A run's config without its trainer has its engines on the GPUs that it names. Where some of these are not
-    here, one engine on `engine.device`."""
+    """Return a run's config for its engines alone, on the GPUs that it names.
+
+    Where this machine lacks some of these GPUs, one engine runs on `engine.device`.
+    """
     named = config.placement.engines
     if not named or max(named) < len(gpus):
         return config
@@ -107,12 +113,12 @@ def engines_alone(config: PenstockConfig, gpus: Sequence[Gpu]) -> PenstockConfig
 
 
 def used_gpus(config: PenstockConfig) -> frozenset[int]:
-    """All that a config names."""
+    """Return all GPUs that a config names."""
     return frozenset((*config.placement.trainer, *config.placement.engines))
 
 
 def _named(config: PenstockConfig, gpus: Sequence[Gpu]) -> Pools:
-    """Pools that the config names. Where it names one, the other gets the rest."""
+    """Return the pools that the config names. Where it names one, the other gets the rest."""
     placement, sizes = config.placement, engine_sizes(config.engine)
     _check_named(config, gpus)
     named = {*placement.trainer, *placement.engines}
@@ -155,7 +161,7 @@ def _check_named(config: PenstockConfig, gpus: Sequence[Gpu]) -> None:
 
 
 def _chosen(config: PenstockConfig, gpus: Sequence[Gpu], needs: Needs) -> Pools | None:
-    """The trainer gets as few GPUs as hold it, and engines get the others; None where both share one."""
+    """Give the trainer as few GPUs as hold it and engines the others. None where both share one."""
     sizes, ranks = engine_sizes(config.engine), num_ranks(config)
     devices = {config.model.device, config.engine.device}
     is_elsewhere = not config.launcher.is_local or config.model.device == "cpu"
@@ -187,12 +193,12 @@ def _chosen(config: PenstockConfig, gpus: Sequence[Gpu], needs: Needs) -> Pools 
 
 
 def _shares(devices: set[str], sizes: Sequence[int], needs: Needs) -> bool:
-    """Whether trainer and engines are on one GPU, or on devices that they name."""
+    """Return whether trainer and engines are on one GPU, or on devices that the config names."""
     return bool(devices - {AUTO, "cuda"}) or not any(sizes) or needs.num_parameters < SPLIT_FROM
 
 
 def _ranks_needed(config: PenstockConfig, gpu: Gpu, most: int, needs: Needs) -> tuple[int, str]:
-    """How many GPUs the trainer gets, and why."""
+    """Return how many GPUs the trainer gets, and why."""
     ranks, room = num_ranks(config), needs.room(gpu)
     if ranks > 1:
         return ranks, f"trainer.parallel has {ranks} ranks"
@@ -202,7 +208,7 @@ def _ranks_needed(config: PenstockConfig, gpu: Gpu, most: int, needs: Needs) -> 
 
 
 def _with(config: PenstockConfig, pools: Pools) -> PenstockConfig:
-    """The config that names these pools."""
+    """Return the config with these pools named."""
     shared = pools.trainer == next((group for group in pools.engines if group), ())
     members = pools.trainer if shared else tuple(number for group in pools.engines for number in group)
     placement = config.placement.model_copy(update={"trainer": pools.trainer, "engines": members})
@@ -222,13 +228,13 @@ def num_ranks(config: PenstockConfig) -> int:
 
 
 def num_shards(config: PenstockConfig) -> int:
-    """Parts that the ranks split weights, gradients and optimizer states into."""
+    """Return into how many parts the ranks split weights, gradients and optimizer states."""
     parallel = config.trainer.parallel
     return parallel.shard * parallel.context * parallel.tensor
 
 
 def usable_gpus(config: PenstockConfig, gpus: Sequence[Gpu]) -> tuple[int, ...]:
-    """GPUs that nobody holds and that are like the first of these; not the one that scores."""
+    """Return the GPUs that are free and equal to the first free one, without the GPU that scores."""
     kind, _, number = config.reward.device.partition(":")
     scoring = int(number or 0) if kind == "cuda" else None
     free = [index for index, gpu in enumerate(gpus) if index != scoring and not _is_taken(gpu)]
@@ -261,7 +267,8 @@ def check_ranks(config: PenstockConfig, trainer: Sequence[int]) -> None:
 
 
 def group_engines(section: EngineConfig, pool: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """GPUs of the pool, one engine after the other; as many engines as the pool holds, unless they are counted."""
+    """Split the pool into the GPUs of each engine. Unless the engines are counted, there are as many as the pool
+    holds."""
     sizes = engine_sizes(section)
     unit, others = sizes[0], sizes[section.num_first :]
     if is_counted(section) or not unit:
@@ -282,7 +289,7 @@ def group_engines(section: EngineConfig, pool: Sequence[int]) -> tuple[tuple[int
 
 
 def num_taken(section: EngineConfig, available: int) -> int:
-    """GPUs that engines take where so many are there; at least one engine has its own."""
+    """Return how many of the available GPUs the engines take, at least enough for one engine."""
     sizes = engine_sizes(section)
     unit, beside = sizes[0], sum(sizes[section.num_first :])
     if is_counted(section) or not unit:
@@ -291,13 +298,12 @@ def num_taken(section: EngineConfig, available: int) -> int:
 
 
 def cut(pool: Sequence[int], sizes: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """The pool in groups of these sizes."""
     ends = [sum(sizes[: place + 1]) for place in range(len(sizes))]
     return tuple(tuple(pool[end - size : end]) for end, size in zip(ends, sizes, strict=True))
 
 
 def engine_sizes(section: EngineConfig) -> tuple[int, ...]:
-    """GPUs that each engine takes; 0 where it joins a server, or runs on a CPU."""
+    """Return how many GPUs each engine takes; 0 where it joins a server or runs on a CPU."""
     return tuple(_size(member) for member in section.members)
 
 
@@ -309,7 +315,7 @@ def _size(member: EngineConfig) -> int:
 
 
 def is_counted(section: EngineConfig) -> bool:
-    """Whether the config says how many engines there are."""
+    """Return whether the config says how many engines there are."""
     return "count" in section.model_fields_set
 
 

@@ -1,5 +1,5 @@
-"""The GPUs of this machine as `nvidia-smi` lists them. So the controller needs no torch, and makes no CUDA context
-beside the workers'."""
+"""Lists the GPUs of this machine with `nvidia-smi`, so that the controller needs no torch and makes no CUDA
+context beside those of the workers."""
 
 import importlib.metadata
 import importlib.util
@@ -13,7 +13,7 @@ from pathlib import Path
 COMMAND = "nvidia-smi"
 QUERY = ("--query-gpu=index,uuid,memory.total,memory.free,compute_cap,name", "--format=csv,noheader,nounits")
 DEVICE_FILES = ("nvidia[0-9]*", "nvidia-caps", "kfd", "dxg", "nvhost-*")
-"""By which a system shows GPUs: of Nvidia, AMD, Windows' Linux, and Jetsons."""
+"""Device files that show a GPU: NVIDIA, AMD, WSL, and Jetson."""
 MIB = 1 << 20
 WITH_BFLOAT16 = 8.0
 """The first compute capability whose matmuls take bfloat16."""
@@ -21,32 +21,34 @@ WITH_BFLOAT16 = 8.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """One GPU and its memory before the run has taken any."""
+    """A `Gpu` describes one GPU and its memory before the run has taken any."""
 
     name: str
     total_bytes: int
     free_bytes: int
     has_bfloat16: bool = True
-    """Whether it multiplies bfloat16 matrices itself; older ones emulate that, slowly."""
+    """Whether it multiplies bfloat16 matrices in hardware; older GPUs emulate that, slowly."""
 
 
 def find_gpus(environ: Mapping[str, str]) -> tuple[Gpu, ...]:
-    """The GPUs that workers will see, in their order; none where torch was built without CUDA."""
+    """Return the GPUs that workers will see, in their order; none where torch was built without CUDA."""
     command = shutil.which(COMMAND, path=environ.get("PATH"))
     if command is None or "+cpu" in importlib.metadata.version("torch"):
         return ()
     try:
-        told = subprocess.run(
+        listing = subprocess.run(
             [command, *QUERY], capture_output=True, text=True, timeout=30, check=True, env=dict(environ)
         ).stdout
     except (OSError, subprocess.SubprocessError):
         return ()
-    return parse_gpus(told, environ.get("CUDA_VISIBLE_DEVICES"))
+    return parse_gpus(listing, environ.get("CUDA_VISIBLE_DEVICES"))
 
 
 def why_missing(device: str, gpus: Sequence[Gpu], *, devices: Path = Path("/dev")) -> str | None:
-    """Why a worker on this machine can't compute on `device`, as far as that is known without torch. Containers may
-    have GPUs and not the tool that lists them: then the worker finds out."""
+    """Return why a worker on this machine can't compute on `device`, as far as that is known without torch.
+
+    Containers may have GPUs but not the tool that lists them; then the worker finds out.
+    """
     kind, _, number = device.partition(":")
     if kind != "cuda":
         return None
@@ -66,7 +68,8 @@ def why_missing(device: str, gpus: Sequence[Gpu], *, devices: Path = Path("/dev"
 
 
 def _torch_build() -> tuple[str, bool]:
-    """Torch's version and whether it was built for GPUs, from a file of its own: to import it takes seconds."""
+    """Return torch's version and whether it was built for GPUs, from a small file, since importing torch takes
+    seconds."""
     version = importlib.metadata.version("torch")
     spec = importlib.util.find_spec("torch")
     try:
@@ -77,10 +80,10 @@ def _torch_build() -> tuple[str, bool]:
     return version, not is_for_cpu
 
 
-def parse_gpus(told: str, visible: str | None) -> tuple[Gpu, ...]:
-    """GPUs from the tool's lines. As CUDA does, `visible` is followed up to its first unknown entry."""
+def parse_gpus(listing: str, visible: str | None) -> tuple[Gpu, ...]:
+    """Parse the tool's lines. As CUDA does, `visible` is followed up to its first unknown entry."""
     known: list[tuple[str, str, Gpu]] = []
-    for line in told.splitlines():
+    for line in listing.splitlines():
         words = [word.strip() for word in line.split(",", 5)]
         if len(words) == 6 and words[2].isdigit() and words[3].isdigit():
             index, uuid, total, free, capability, name = words
@@ -103,7 +106,7 @@ def parse_gpus(told: str, visible: str | None) -> tuple[Gpu, ...]:
 
 
 def _has_bfloat16(capability: str) -> bool:
-    """From a number such as 8.6; a GPU that does not tell is taken for a recent one."""
+    """Return whether a compute capability such as 8.6 has bfloat16. An unknown one counts as recent."""
     try:
         return float(capability) >= WITH_BFLOAT16
     except ValueError:

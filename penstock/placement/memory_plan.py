@@ -1,9 +1,9 @@
-"""The GPU's memory, shared out before anything heavy is loaded.
+"""Shares out the GPU's memory before anything large is loaded.
 
     free ─ margin ─► trainer ─► published weights ─► engines: weights, staged update, workspace; the rest is cache
 
-The trainer's part is an estimate (`penstock.trainer.memory_estimate`); what it leaves is the engines'. What
-can't fit is a `UserError` that names the numbers and the settings that change them.
+The trainer's part is an estimate (`penstock.trainer.memory_estimate`); the engines get what it leaves. When
+this can't fit, a `UserError` gives the numbers and the settings that change them.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from penstock.config.root import PenstockConfig
 from penstock.engines.embedded.config import SPARE_SLOTS, EmbeddedConfig
-from penstock.engines.kinds import kind_of, settings_of
+from penstock.engines.kinds import kind_of, path_of_settings, settings_of
 from penstock.errors import UserError
 from penstock.placement.automatic import resolve_auto, sites_of
 from penstock.placement.gpu_pools import Needs, gb, num_ranks, num_shards
@@ -27,15 +27,45 @@ BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 CONTEXT_BYTES = int(0.6e9)
 """What the CUDA context takes in each process."""
 MARGIN = 0.03
-"""Of the GPU: what allocators leave unused between their blocks."""
+"""The share of the GPU that allocators leave unused between their blocks."""
 ENGINE_ALONE = 0.9
 SMALLER_STATES = {"float32": ("8bit", "cpu"), "8bit": ("cpu",), "cpu": ()}
 """Settings of `trainer.optimizer_states` that take less of the GPU."""
 
 
+@dataclass(frozen=True, slots=True)
+class _EngineSettings:
+    """Holds what an engine's own settings say of its memory. Where a kind lacks one of them, the embedded engine's
+    default counts."""
+
+    path: str
+    max_batch: int
+    kv_tokens: int
+    kv_dtype: str
+    cache_gb: float
+    memory_share: float
+    """0 where the config has the kind's default."""
+    adapters: str
+    max_adapters: int
+
+    @staticmethod
+    def of(config: PenstockConfig) -> "_EngineSettings":
+        own, default = settings_of(config.engine), EmbeddedConfig()
+        values = {
+            name: getattr(own, name, getattr(default, name))
+            for name in ("max_batch", "kv_tokens", "kv_dtype", "cache_gb", "adapters", "max_adapters")
+        }
+        field = type(own).model_fields.get("memory_share")
+        share = getattr(own, "memory_share", 0.0)
+        is_set = field is not None and share != field.default
+        return _EngineSettings(
+            path=path_of_settings(config.engine), memory_share=share if is_set else 0.0, **values
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan:
-    """Who gets how much of the engines' GPU, in bytes."""
+    """A `MemoryPlan` says how many bytes of the engines' GPU each process gets."""
 
     gpu: Gpu
     trainer: int
@@ -43,9 +73,9 @@ class MemoryPlan:
     engine: int
     """All that each engine may take."""
     cache: int
-    """What is left of it for the cache."""
+    """What is left of `engine` for the cache."""
     staged: int
-    """What each engine must keep free for an update that it stages."""
+    """What each engine must keep free for a staged update."""
     num_engines: int
     kv_bytes_per_token: int
     rank: int = 0
@@ -54,7 +84,7 @@ class MemoryPlan:
 
     @property
     def memory_share(self) -> float:
-        """Within which an engine sizes its cache."""
+        """Return the share of the GPU within which an engine sizes its cache."""
         return (self.engine - self.staged) / self.gpu.total_bytes
 
     def __str__(self) -> str:
@@ -75,8 +105,10 @@ class MemoryPlan:
 def plan_memory(
     config: PenstockConfig, outline: "Outline", gpus: Sequence[Gpu], *, longest: int
 ) -> MemoryPlan | None:
-    """Share out the GPUs, or say what does not fit. `longest` is the longest sequence that is expected.
-    None where the engines run on no GPU that is known."""
+    """Share out the GPUs, or raise what does not fit. `longest` is the longest sequence that is expected.
+
+    None where the engines run on no GPU that is known.
+    """
     sites = sites_of(config, gpus)
     needed, published = 0, 0
     if sites.trainer.gpu is not None:
@@ -91,9 +123,12 @@ def plan_memory(
 
 
 def rank_bytes(config: PenstockConfig, outline: "Outline", *, longest: int, shards: int) -> int:
-    """What a rank takes of its GPU: its part of what is held all the time, and all of what a step needs besides.
-    Split weights come together for the layer that computes and for the next one, or all of them
-    (`trainer.gather`)."""
+    """Estimate what a rank takes of its GPU: its part of the persistent state, and all of what a step needs
+    besides.
+
+    Split weights are gathered for the layer that computes and the next one, or all at once
+    (`trainer.gather`).
+    """
     estimate = estimate_trainer(config, outline, longest=longest)
     if shards == 1:
         return CONTEXT_BYTES + estimate.total
@@ -104,7 +139,7 @@ def rank_bytes(config: PenstockConfig, outline: "Outline", *, longest: int, shar
 
 
 def ranks_have_room(config: PenstockConfig, outline: "Outline", gpus: Sequence[Gpu], *, longest: int) -> bool:
-    """Whether ranks on GPUs of their own can do what the config asks."""
+    """Return whether ranks on GPUs of their own have room for what the config asks."""
     sites = sites_of(config, gpus)
     if sites.trainer.gpu is None or sites.share_a_gpu:
         return False
@@ -112,7 +147,7 @@ def ranks_have_room(config: PenstockConfig, outline: "Outline", gpus: Sequence[G
 
 
 def _of_rank(config: PenstockConfig, outline: "Outline", longest: int) -> tuple[int, int]:
-    """What a rank takes, and its part of the published weights."""
+    """Return what a rank takes, and its part of the published weights."""
     shards = num_shards(config)
     return rank_bytes(config, outline, longest=longest, shards=shards), published_bytes(
         config, outline
@@ -120,7 +155,8 @@ def _of_rank(config: PenstockConfig, outline: "Outline", longest: int) -> tuple[
 
 
 def needs_of(config: PenstockConfig, outline: "Outline", gpus: Sequence[Gpu], *, longest: int) -> Needs:
-    """What the model needs of GPUs, for `resolve_pools`. What `auto` will mean there depends on no pool."""
+    """Return what the model needs of GPUs, for `resolve_pools`. The values of `auto` that matter here depend on
+    no pool."""
     chosen = resolve_auto(config, gpus, num_parameters=outline.num_parameters).config
     return Needs(
         num_parameters=outline.num_parameters,
@@ -132,8 +168,10 @@ def needs_of(config: PenstockConfig, outline: "Outline", gpus: Sequence[Gpu], *,
 def estimate_trainer(
     config: PenstockConfig, outline: "Outline", *, longest: int, states: str | None = None
 ) -> "MemoryEstimate":
-    """What the trainer takes besides `CONTEXT_BYTES`, as it is configured or with other optimizer states. What is
-    held all the time is counted whole; of a row, a rank runs what `trainer.parallel.context` leaves it."""
+    """Estimate what the trainer takes besides `CONTEXT_BYTES`, as configured or with other optimizer `states`.
+
+    Persistent state is counted whole; of a row, a rank runs what `trainer.parallel.context` leaves it.
+    """
     from penstock.trainer.memory_estimate import estimate_bytes
 
     section = config.trainer
@@ -144,8 +182,10 @@ def estimate_trainer(
 
 
 def published_bytes(config: PenstockConfig, outline: "Outline") -> int:
-    """Snapshots of the weights that lie on the GPU between trainer and engines. Below an adapter there is one of
-    the weights that stay, which engines take at the start."""
+    """Return the size of the snapshots of weights that lie on the GPU between trainer and engines.
+
+    With an adapter there is also one snapshot of the frozen weights, which engines read at the start.
+    """
     if not transport_of(config.sync.transport).snapshots_on_gpu:
         return 0
     once = outline.num_parameters if outline.num_adapter_parameters else 0
@@ -163,7 +203,7 @@ def _check_trainer(
     advice = f"{_smaller_trainer(config, longest)} or {shard}"
 
     def held(states: str | None = None) -> int:
-        """What each rank holds all the time."""
+        """Return what each rank holds all the time."""
         return estimate_trainer(config, outline, longest=longest, states=states).resident // num_shards(
             config
         )
@@ -190,34 +230,31 @@ def _share_out(
 ) -> MemoryPlan:
     from penstock.engines.embedded.cache_sizing import workspace_bytes
 
-    section = config.engine.embedded
+    own = _EngineSettings.of(config)
     count = 1 if config.placement.engines and not trainer else config.engine.num_most
     split = max(1, kind_of(config.engine.kind).num_gpus(settings_of(config.engine)))
     item = BYTES[config.engine.dtype]
-    per_token = outline.kv_per_token * (1 if section.kv_dtype == "float8" else item) // split
-    weights = (outline.num_parameters + _adapters(section, outline)) * item // split
+    per_token = outline.kv_per_token * (1 if own.kv_dtype == "float8" else item) // split
+    weights = (outline.num_parameters + _adapters(own, outline)) * item // split
     staged = transport_of(config.sync.transport).staged_bytes(
         outline.num_parameters * item, config.sync.selection
     )
-    fixed = weights + staged + workspace_bytes(section.max_batch, outline.vocabulary)
-    if section.kv_tokens:
-        least, cache_words = (
-            section.kv_tokens * per_token,
-            "the cache that engine.embedded.kv_tokens asks for",
-        )
-    elif section.cache_gb:
-        least, cache_words = int(section.cache_gb * 1e9), "the cache that engine.embedded.cache_gb asks for"
+    fixed = weights + staged + workspace_bytes(own.max_batch, outline.vocabulary)
+    if own.kv_tokens:
+        least, cache_words = own.kv_tokens * per_token, f"the cache that {own.path}.kv_tokens asks for"
+    elif own.cache_gb:
+        least, cache_words = int(own.cache_gb * 1e9), f"the cache that {own.path}.cache_gb asks for"
     else:
         least, cache_words = longest * per_token, f"a cache for one sequence of {longest} tokens"
     left = (_room(gpu) - trainer - published) // count
-    asked = int(section.memory_share * gpu.total_bytes)
+    asked = int(own.memory_share * gpu.total_bytes)
     engine = asked or min(left, int(ENGINE_ALONE * gpu.total_bytes) // count)
     beside = f"beside the trainer's {gb(trainer)}{_and_published(published)} " if trainer else ""
     if asked > left:
         most = max(0.0, left / gpu.total_bytes)
         raise UserError(
-            f"engine.embedded.memory_share must be at most {int(most * 100) / 100} {beside}on {gpu.name} "
-            f"({gb(gpu.total_bytes)}, {gb(gpu.free_bytes)} of it free), got {section.memory_share}; "
+            f"{own.path}.memory_share must be at most {int(most * 100) / 100} {beside}on {gpu.name} "
+            f"({gb(gpu.total_bytes)}, {gb(gpu.free_bytes)} of it free), got {own.memory_share}; "
             f"lower it, or {_smaller_trainer(config, longest) if trainer else 'free memory on the gpu'}"
         )
     if fixed + least > engine:
@@ -232,21 +269,21 @@ def _share_out(
         trainer=trainer,
         published=published,
         engine=engine,
-        cache=least if section.kv_tokens or section.cache_gb else engine - fixed,
+        cache=least if own.kv_tokens or own.cache_gb else engine - fixed,
         staged=staged,
         num_engines=config.engine.num_most,
         kv_bytes_per_token=per_token,
     )
 
 
-def _adapters(section: EmbeddedConfig, outline: "Outline") -> int:
-    """Numbers that an engine holds for adapters: the matrices of all its slots, or the weights that one is merged
-    into a second time."""
+def _adapters(own: "_EngineSettings", outline: "Outline") -> int:
+    """Return how many numbers an engine holds for adapters: the matrices of all slots, or a second copy of the
+    weights where one is merged."""
     if not outline.num_adapter_parameters:
         return 0
-    if section.adapters == "merged":
+    if own.adapters == "merged":
         return outline.num_parameters + outline.num_adapter_parameters
-    return outline.num_adapter_parameters * (section.max_adapters + SPARE_SLOTS)
+    return outline.num_adapter_parameters * (own.max_adapters + SPARE_SLOTS)
 
 
 def _room(gpu: Gpu) -> int:
@@ -272,22 +309,22 @@ def _smaller_trainer(config: PenstockConfig, longest: int) -> str:
     else:  # one sequence is a micro-batch by itself
         knobs.append(f"trainer.parallel.context above {config.trainer.parallel.context}")
     if transport_of(config.sync.transport).snapshots_on_gpu:
-        # Below an adapter nearly all of it is the weights that engines take once, at the start.
+        # With an adapter, nearly all of it is the frozen weights that engines read once, at the start.
         knobs += ["sync.transport=shared_memory"] if config.model.trains_adapter else []
         knobs += ["sync.slots=1"] if config.sync.slots > 1 and not config.model.trains_adapter else []
     return "set " + " or ".join(knobs)
 
 
 def _smaller_engine(config: PenstockConfig, share_is_set: bool) -> str:
-    knobs = ["raise engine.embedded.memory_share"] if share_is_set else []
-    section = config.engine.embedded
-    if section.kv_tokens or section.cache_gb:
-        knobs.append(f"lower engine.embedded.{'kv_tokens' if section.kv_tokens else 'cache_gb'}")
+    own = _EngineSettings.of(config)
+    knobs = [f"raise {own.path}.memory_share"] if share_is_set else []
+    if own.kv_tokens or own.cache_gb:
+        knobs.append(f"lower {own.path}.{'kv_tokens' if own.kv_tokens else 'cache_gb'}")
     if config.engine.dtype == "float32":
         knobs.append("set engine.dtype=bfloat16")
     if config.engine.num_most > 1:
         knobs.append(f"set engine.count below {config.engine.num_most}")
-    knobs.append(f"set engine.embedded.max_batch below {section.max_batch}")
+    knobs.append(f"set {own.path}.max_batch below {own.max_batch}")
     return " or ".join(knobs)
 
 

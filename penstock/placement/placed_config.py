@@ -1,7 +1,6 @@
-"""A config whose GPUs are shared out and in which nothing is `auto`: the last that is settled before a run starts.
+"""Settles a config before a run starts: its GPUs and their memory are shared out, and nothing in it is `auto`.
 
-the adapter's settings ─► GPUs of the machine ─► pools for trainer and engines ─► what is `auto` ─► memory of each
-GPU
+adapter ─► GPUs of the machine ─► pools for trainer and engines ─► what is `auto` ─► memory of each GPU
 """
 
 from collections.abc import Callable, Sequence
@@ -10,7 +9,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from penstock.config.root import PenstockConfig
-from penstock.engines.config import EngineConfig
+from penstock.engines.config import EngineConfig, with_settings
+from penstock.engines.kinds import kind_of, settings_of
 from penstock.errors import UserError
 from penstock.models.expert_count import count_experts
 from penstock.placement.automatic import check_transport, resolve_auto, sites_of
@@ -27,8 +27,11 @@ if TYPE_CHECKING:
 def resolve_adapter(
     config: PenstockConfig, model: str, *, saved: bool, log: Callable[[str], None]
 ) -> tuple[PenstockConfig, "CheckedAdapter | None"]:
-    """The config as the adapter needs it, and what the adapter amounts to. `saved`: a run goes on with its own.
-    Only for adapters: the layers of a model need torch, which takes seconds to import."""
+    """Return the config as the adapter needs it, and the checked adapter. `saved`: a run resumes with its own.
+
+    Does nothing without an adapter, since inspecting a model's layers needs torch, which takes seconds to
+    import.
+    """
     if not config.model.trains_adapter:
         return config, None
     from penstock.models.adapter_check import check_adapter
@@ -48,26 +51,18 @@ def resolve_adapter(
 
 
 def engine_with_adapter(section: EngineConfig, adapter: "CheckedAdapter") -> EngineConfig:
-    """Engines keep room for the adapter, and merge what has no other way: DoRA, and the output embedding's."""
-    embedded, lora = section.embedded, adapter.lora
-    merged_for = "model.lora.dora=true" if lora.dora else "an adapter on the output embedding"
-    merges = lora.dora or adapter.is_on_head
-    if merges and embedded.adapters == "unmerged":
-        raise UserError(
-            f"engine.embedded.adapters must be auto or merged with {merged_for}, which has no other way, "
-            "got unmerged"
-        )
-    updates = {
-        "max_adapters": max(1, embedded.max_adapters),
-        "max_adapter_rank": max(embedded.max_adapter_rank, lora.rank),
-        "adapters": "merged" if merges else embedded.adapters,
-    }
-    return section.model_copy(update={"embedded": embedded.model_copy(update=updates)})
+    """Change the settings of every kind of engine so that it serves the adapter."""
+    for kind in section.kinds:
+        of_kind = section.model_copy(update={"kind": kind})
+        changes = kind_of(kind).for_adapter(settings_of(of_kind), adapter.lora, adapter.is_on_head)
+        if changes:
+            section = with_settings(of_kind, **changes).model_copy(update={"kind": section.kind})
+    return section
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placed:
-    """A config that names every GPU and leaves nothing to `auto`."""
+    """`Placed` is a config that names every GPU and leaves nothing to `auto`."""
 
     config: PenstockConfig
     memory: MemoryPlan | None
@@ -84,8 +79,11 @@ def place(
     longest: int,
     log: Callable[[str], None],
 ) -> Placed:
-    """Share out the GPUs and their memory, and choose what is `auto`. `outline` are the model's sizes, None on a
-    CPU; `longest` are the tokens of the longest sequence."""
+    """Share out the GPUs and their memory, and choose what is `auto`.
+
+    `outline` holds the model's sizes, None on a CPU; `longest` is the number of tokens of the longest
+    sequence.
+    """
     needs = needs_of(config, outline, gpus, longest=longest) if outline else None
     config, pools = resolve_pools(config, gpus, needs)
     check_parallel(config, model)
@@ -100,7 +98,7 @@ def place(
     )
     config = resolved.config
     check_transport(config, resolved.sites)
-    if resolved.is_told:
+    if resolved.is_logged:
         log(str(resolved))
     memory = plan_memory(config, outline, gpus, longest=longest) if outline else None
     if memory is not None:
@@ -114,7 +112,7 @@ def place(
 
 
 def experts_of(config: PenstockConfig, model: str) -> int:
-    """Experts of the model; one that has none can't have their choices recorded."""
+    """Return how many experts the model has. A model without experts can't have their choices recorded."""
     num_experts = count_experts(model, trust_remote_code=config.model.trust_remote_code)
     if config.engine.record_routing == "on" and not num_experts:
         raise UserError(
@@ -127,8 +125,8 @@ def experts_of(config: PenstockConfig, model: str) -> int:
 def outline_on_gpu(
     config: PenstockConfig, model: str, gpus: Sequence[Gpu], adapter: "CheckedAdapter | None" = None
 ) -> "Outline | None":
-    """The model's sizes; None where the run is on a CPU, and they do not matter: they need torch, which takes
-    seconds to import."""
+    """Return the model's sizes, or None where the run is on a CPU and does not need them: torch takes seconds to
+    import."""
     sites = sites_of(config, gpus)
     if not (sites.trainer.is_gpu or sites.engine.is_gpu):
         return None

@@ -1,5 +1,7 @@
-"""What a config asks for that its parts can't do is refused before any process starts, in one sentence: of
-engines, what their kinds can't do; of a trainer of several ranks, what its model or its settings don't allow.
+"""Refuses, before any process starts, what a config asks for and its parts can't do.
+
+Engines are checked against what their kinds can do, a trainer of several ranks against its model and its
+settings.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -26,11 +28,11 @@ STYLES = frozenset(
         "rowwise_split_input",
     }
 )
-"""Ways in which transformers' plans split a weight, of those that leave each rank one connected part of it."""
+"""The ways to split a weight in transformers' plans that leave each rank one contiguous part of it."""
 
 
 def needed_capabilities(config: PenstockConfig, *, trains: bool = True) -> dict[str, str]:
-    """Each capability, and the setting that asks for it. Without `trains`, those of an evaluation."""
+    """Return each needed capability with the setting that asks for it. Without `trains`, those of an evaluation."""
     rollout = config.rollout
     needed = {"seed": f"run.seed={config.run.seed}"}
     needed |= _of_training(config) if trains else _of_evaluation(config)
@@ -50,14 +52,14 @@ def check_capabilities(config: PenstockConfig, *, trains: bool = True) -> None:
     needed = needed_capabilities(config, trains=trains)
     lora = config.model.lora if trains and config.model.trains_adapter else None
     for member in {member.kind: member for member in config.engine.members}.values():
-        settings_of(member)  # of a kind by path they are checked here
+        settings_of(member)  # checks the settings of a kind by path
         can = kind_of(member.kind).can(member, lora)
         beside = ["model.lora"] * (lora is not None) + ["engine.record_routing=on"] * ("routing" in needed)
         _check_kind(member.kind, needed, can, beside)
 
 
 def _check_kind(kind: str, needed: Mapping[str, str], can: Collection[str], beside: Sequence[str]) -> None:
-    """`beside` are settings that an engine's interrupts depend on."""
+    """Refuse what a kind lacks. `beside` are settings that an engine's interrupts depend on."""
     interrupts = [each.removeprefix(INTERRUPT) for each in can if each.startswith(INTERRUPT)]
     lacking = [name for name in needed if name not in can]
     if lacking and lacking[0].startswith(INTERRUPT) and interrupts:
@@ -98,7 +100,7 @@ def _of_evaluation(config: PenstockConfig) -> dict[str, str]:
 
 
 def check_parallel(config: PenstockConfig, name_or_path: str) -> None:
-    """Refuse ranks that can't split this model. It is a name or folder whose config is known to load."""
+    """Refuse ranks that can't split this model, a name or folder whose config is known to load."""
     if config.trainer.parallel.num_ranks == 1:
         return
     from transformers import AutoConfig
@@ -108,7 +110,7 @@ def check_parallel(config: PenstockConfig, name_or_path: str) -> None:
 
 
 def check_ranks(config: PenstockConfig, model: Any) -> None:
-    """`model` is the model's Hugging Face config."""
+    """Refuse ranks that can't split a model with this Hugging Face config."""
     parallel = config.trainer.parallel
     check_layout(parallel, model)
     layout = ", ".join(f"{name}={size}" for name, size in parallel.model_dump().items() if size > 1)

@@ -1,6 +1,6 @@
-"""Which process runs where, and on how much: threads on a CPU, and who shares a GPU with whom.
+"""Decides how many threads each process gets, and how processes share a GPU.
 
-Threads are chosen on purpose: too many on few cores slow everything. Two processes on one GPU take turns
+Threads are set explicitly, since too many on few cores slow everything. Two processes on one GPU take turns
 unless they are clients of MPS. Then both run at once, and `placement.first` says whose kernels go first.
 """
 
@@ -20,7 +20,7 @@ from penstock.processes.launchers.mps import mps
 from penstock.sync.config import SyncConfig
 
 CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
-"""What a container may use: microseconds of CPU time in a period, and the period."""
+"""A container's limit: microseconds of CPU time in a period, and the period."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,10 +32,11 @@ class Threads:
 def place_threads(
     *, cores: int, num_engines: int, max_staleness: int, engine: int = 0, trainer: int = 0, num_ranks: int = 1
 ) -> Threads:
-    """Threads per engine process and per rank of the trainer; 0 means: choose.
+    """Return the threads of each engine process and of each rank of the trainer. Arguments of 0 are chosen here.
 
-    Synchronous training runs one phase at a time, so each may use every core. Otherwise both run at once:
-    the trainer gets half of the cores and the engines share the other half."""
+    Synchronous training runs one phase at a time, so each may use every core. Otherwise both run at once: the
+    trainer gets half of the cores and the engines share the other half.
+    """
     if max_staleness == 0:
         chosen = Threads(engine=max(1, cores // num_engines), trainer=max(1, cores // num_ranks))
     else:
@@ -48,14 +49,15 @@ def place_threads(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environments:
-    """What the workers of each kind find in their environment beside what they inherit."""
+    """`Environments` holds the variables that the workers of each kind get besides those that they inherit."""
 
     engine: Mapping[str, str] = field(default_factory=dict)
     trainer: Mapping[str, str] = field(default_factory=dict)
 
 
 def scorer_environment(device: str, gpus: Sequence[Gpu], environ: Mapping[str, str]) -> dict[str, str]:
-    """What shows a scoring worker its GPU and no other, which is then its `cuda:0`; nothing for a CPU."""
+    """Return the environment variable that limits a scoring worker to its GPU, as its `cuda:0`; nothing for a
+    CPU."""
     kind, _, number = device.partition(":")
     if kind != "cuda":
         return {}
@@ -68,7 +70,6 @@ def scorer_environment(device: str, gpus: Sequence[Gpu], environ: Mapping[str, s
 
 
 def shares_a_gpu(config: PenstockConfig, gpus: Sequence[Gpu]) -> bool:
-    """Whether trainer and engines run on the same GPU."""
     sites = sites_of(config, gpus)
     return sites.share_a_gpu and sites.trainer.gpu is not None
 
@@ -77,7 +78,7 @@ def shares_a_gpu(config: PenstockConfig, gpus: Sequence[Gpu]) -> bool:
 def sharing(
     config: PenstockConfig, gpus: Sequence[Gpu], environ: Mapping[str, str], log: Callable[[str], None]
 ) -> Iterator[Environments]:
-    """While the block runs, an MPS daemon serves engines and trainer if they share a GPU."""
+    """Run an MPS daemon for engines and trainer while the block runs, if they share a GPU."""
     placement = config.placement
     shared = shares_a_gpu(config, gpus)
     if placement.share == "mps" and not shared:
@@ -99,12 +100,12 @@ def sharing(
 
 
 def rank_environment(num_ranks: int, sync: SyncConfig) -> dict[str, str]:
-    """Where the ranks of a trainer talk to each other: on one machine nobody else need hear them."""
+    """Return the variable that names the network interface between ranks: on one machine the loopback."""
     return {} if num_ranks == 1 else {"GLOO_SOCKET_IFNAME": sync.interface or "lo"}
 
 
 def usable_cores(cpu_max: Path = CPU_MAX) -> int:
-    """The cores that this process may be scheduled on, but no more than its container's share; at least one."""
+    """Return the cores that this process may be scheduled on, at most its container's share and at least one."""
     try:
         cores = len(os.sched_getaffinity(0))
     except AttributeError:  # not on macOS
@@ -113,7 +114,7 @@ def usable_cores(cpu_max: Path = CPU_MAX) -> int:
 
 
 def _share(cpu_max: Path) -> int | None:
-    """Whole cores, rounded up. None: no limit, or not known."""
+    """Return the container's whole cores, rounded up; None when there is no limit, or none is known."""
     try:
         quota, period = cpu_max.read_text().split()
         return math.ceil(int(quota) / int(period))

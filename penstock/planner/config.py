@@ -1,4 +1,4 @@
-"""The config of `penstock simulate`: that of a run, and how fast its parts are."""
+"""Defines the config of `penstock simulate`: that of a run, and how fast its parts are."""
 
 from pydantic import Field
 
@@ -7,41 +7,41 @@ from penstock.config.root import PenstockConfig
 
 
 class SimulationConfig(Section):
-    """How fast the simulated parts are, and how often their nodes die."""
+    """Sets how fast the simulated parts are, and how often their nodes die."""
 
     ranks: int = Field(default=1, ge=1)
-    """Of the trainer."""
+    """Ranks of the trainer."""
     batch: int = Field(default=64, ge=1)
-    """Sequences that an engine computes at once; others wait."""
+    """Sequences that an engine generates at once; others wait."""
     answer_tokens: float = Field(default=200.0, ge=1)
     """The median length of an answer; `rollout.max_new_tokens` cuts it."""
     answer_spread: float = Field(default=0.5, ge=0)
     """The sigma of the lognormal distribution of lengths."""
     token_s: float = Field(default=0.02, gt=0)
-    """From one token of a sequence to the next."""
+    """Seconds from one token of a sequence to the next."""
     straggler_share: float = Field(default=0.02, ge=0, le=1)
-    """Of the answers."""
+    """Share of answers that are stragglers."""
     straggler_factor: float = Field(default=25.0, ge=1)
-    """So many times as long do they take."""
+    """How many times as long a straggler's tokens take."""
     step_s: float = Field(default=10.0, gt=0)
-    """The median time of a training step on one rank; the slowest rank decides."""
+    """Median seconds of a training step on one rank; the slowest rank decides."""
     step_spread: float = Field(default=0.05, ge=0)
     """The sigma of its lognormal distribution."""
     score_s: float = Field(default=0.1, ge=0)
-    """To score an episode."""
+    """Seconds to score an episode."""
     sync_s: float = Field(default=1.0, ge=0)
-    """Until new weights have reached an engine."""
+    """Seconds until new weights have reached an engine."""
     engines_per_node: int = Field(default=8, ge=1)
-    """They die together."""
+    """Engines on a node, which die together."""
     node_life_h: float = Field(default=0.0, ge=0)
-    """Mean time between two deaths of a node, in hours; 0: none dies."""
+    """Mean hours between two deaths of a node; 0: no node dies."""
     notice_s: float = Field(default=4.0, ge=0)
-    """Until a death is noticed."""
+    """Seconds until a death is noticed."""
     replace_s: float = Field(default=45.0, ge=0)
-    """From then until another node's engines have started."""
+    """Seconds from then until the engines of another node have started."""
 
 
 class SimulatedConfig(PenstockConfig):
-    """A run's config, and the section `simulation`."""
+    """Adds the section `simulation` to a run's config."""
 
     simulation: SimulationConfig = SimulationConfig()

@@ -1,8 +1,8 @@
-"""A simulated engine that wakes once an answer, not once a token: a thousand of them are quick to run.
+"""Simulates an engine that wakes once an answer, not once a token, so that a thousand of them are quick to run.
 
-A token's version is that of the weights served at the moment at which it would have been sampled, as with a real
-engine. A node that dies stops its engines at once; whoever waits for them learns of it when the death is
-noticed."""
+A token's version is that of the weights served at the moment at which it would have been sampled, as with a
+real engine. When a node dies, its engines stop at once; their callers get an error once the death is noticed.
+"""
 
 import asyncio
 from bisect import bisect_right
@@ -15,7 +15,7 @@ from penstock.records import Chunk, EngineReport, GenerateRequest, Interrupt, Up
 
 
 class FluidEngine:
-    """`penstock.records.interfaces.Engine` in virtual time."""
+    """Implements `penstock.records.interfaces.Engine` in virtual time."""
 
     def __init__(
         self,
@@ -26,29 +26,29 @@ class FluidEngine:
         token_s: Callable[[], float],
         sync_s: float,
     ) -> None:
-        """`token_s` is asked once an answer: the time between two of its tokens."""
+        """Make an engine. `token_s` is called once an answer and returns the time between two of its tokens."""
         self.name = name
         self._num_tokens = num_tokens
         self._token_s = token_s
         self._sync_s = sync_s
         self._places = asyncio.Semaphore(batch)
         self._served: list[tuple[float, int]] = []
-        """Since when each version is served."""
+        """(time, version) of each update, oldest first."""
         self._staged = -1
         self._stopped_at: float | None = None
         self._noticed = asyncio.Event()
         self._num_running = 0
         self._busy_since = 0.0
         self.busy_s = 0.0
-        """With at least one sequence."""
+        """Seconds with at least one sequence under way."""
         self.tokens = 0
 
     def stop(self) -> None:
-        """Its node dies; nobody knows yet."""
+        """Stop the engine as its node dies; callers get no error yet."""
         self._stopped_at = asyncio.get_running_loop().time()
 
     def notice(self) -> None:
-        """Its death is noticed: whoever waits is told."""
+        """Notice the death: every waiting caller gets an error."""
         self._noticed.set()
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
@@ -71,7 +71,7 @@ class FluidEngine:
                 self._end()
 
     async def _sleep(self, seconds: float) -> bool:
-        """Whether it died meanwhile; that is told when it is noticed."""
+        """Sleep, and return whether the engine has died; if so, only once the death is noticed."""
         loop = asyncio.get_running_loop()
         until = loop.time() + seconds
         try:
@@ -114,7 +114,7 @@ class FluidEngine:
         if self._noticed.is_set():
             raise ChannelClosed(f"{self.name}: its node is gone")
         self._served.append((asyncio.get_running_loop().time(), update.version))
-        del self._served[:-64]  # no answer is under way for longer
+        del self._served[:-64]  # no answer outlasts so many updates
         return UpdateReceipt(policy=update.policy, version=update.version, stall_s=0.0, verify_s=0.0)
 
     async def report(self) -> EngineReport:

@@ -1,4 +1,4 @@
-"""`penstock simulate`: a whole run in virtual time, with the controller that real runs have."""
+"""Runs `penstock simulate`: a whole run in virtual time, with the controller that real runs have."""
 
 import asyncio
 import time
@@ -23,7 +23,7 @@ from penstock.run.assembly import Parts, build_controller
 
 @dataclass(slots=True)
 class Ages:
-    """How many steps old the tokens of plans were."""
+    """Counts the trained tokens by their age in steps."""
 
     counts: Counter[int] = field(default_factory=Counter)
 
@@ -45,7 +45,7 @@ class Ages:
 
 
 class SimulatedRank(SimulatedTrainer):
-    """A rank that keeps ages instead of plans."""
+    """Records the ages of a plan's tokens instead of keeping the plan."""
 
     def __init__(self, ages: Ages, **durations: Any) -> None:
         super().__init__(**durations)
@@ -59,7 +59,7 @@ class SimulatedRank(SimulatedTrainer):
 
 
 class Tasks:
-    """As many as are asked for."""
+    """Makes as many tasks as are requested."""
 
     def __init__(self) -> None:
         self.num_taken = 0
@@ -79,14 +79,14 @@ class Tasks:
 
 
 class PromptTokenizer(SimulatedTokenizer):
-    """Every task has a prompt of its own: engines are chosen by it."""
+    """Gives every task a prompt of its own, since the pool chooses engines by prompt."""
 
     def encode_prompt(self, prompt: str | tuple[Message, ...]) -> list[int]:
         return [1 + zlib.crc32(str(prompt).encode()) % (2**31 - 2), 1]
 
 
 class Drops:
-    """`penstock.observe.event_stream.Reader` that counts them."""
+    """Counts drops, as a `penstock.observe.event_stream.Reader`."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
@@ -107,7 +107,7 @@ class Outcome:
     groups: int
     hours: float
     trainer_busy: float
-    """Share of the time in which the slowest rank computes."""
+    """Share of the time in which the busiest rank computes."""
     engine_busy: float
     """Share of the engines' time with at least one sequence."""
     tokens_per_s: float
@@ -120,13 +120,13 @@ class Outcome:
 
 
 class SimulatedCluster:
-    """Engines on nodes that die and are replaced."""
+    """Keeps engines on nodes that die and are replaced."""
 
     def __init__(self, config: SimulatedConfig, rng: np.random.Generator) -> None:
         self._config = config
         self._rng = rng
         self.engines: list[FluidEngine] = []
-        """All that ever were."""
+        """All engines, dead ones included."""
         self.node_deaths = 0
         count, per_node = config.engine.num_first, config.simulation.engines_per_node
         names = [f"engine{number}" for number in range(count)]
@@ -152,7 +152,7 @@ class SimulatedCluster:
         return engine
 
     async def lose_nodes(self, controller: Controller) -> None:
-        """Nodes die at random, one by one, and others come."""
+        """Kill nodes at random, one by one, and replace them."""
         section = self._config.simulation
         if not section.node_life_h:
             return
@@ -182,7 +182,7 @@ class SimulatedCluster:
 
 
 def simulate(config: SimulatedConfig) -> Outcome:
-    """The whole run. Deterministic but for the measured CPU time."""
+    """Simulate a whole run. The outcome is deterministic but for the measured CPU time."""
     rng = np.random.default_rng(config.run.seed)
     section, ages, drops = config.simulation, Ages(), Drops()
     ranks = [

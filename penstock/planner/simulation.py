@@ -1,9 +1,9 @@
-"""Simulated workers for the controller in virtual time: no model, only durations, versions and counts.
+"""Simulates the controller's workers in virtual time, with durations, versions and counts but no model.
 
     run_in_virtual_time(controller.run())
 
-They keep the promises that the real ones make (a token's version is that of the weights served when it
-was sampled; an update takes effect at one moment), so what holds for the controller here holds there.
+They keep the promises of the real ones (a token's version is that of the weights served when it was sampled;
+an update takes effect at one moment), so what holds for the controller here holds there.
 """
 
 import asyncio
@@ -37,7 +37,8 @@ Duration = Callable[[], float]
 
 
 class SimulatedEngine:
-    """Samples `num_tokens()` tokens per request, `token_s()` apart, under whatever version it serves."""
+    """Samples `num_tokens()` tokens per request, `token_s()` apart, under the version that it serves at the
+    time."""
 
     def __init__(self, *, num_tokens: Callable[[], int], token_s: Duration, update_s: Duration) -> None:
         self._num_tokens = num_tokens
@@ -85,7 +86,7 @@ class SimulatedEngine:
 
 
 class SimulatedTrainer:
-    """Takes `step_s()` a step and keeps every plan that it was given."""
+    """Takes `step_s()` a step and keeps every plan that it gets."""
 
     def __init__(self, *, step_s: Duration, publish_s: Duration) -> None:
         self._step_s = step_s
@@ -117,7 +118,7 @@ class SimulatedTrainer:
         pass
 
     async def checkpoint(self, folder: str, files: dict[str, bytes], remove: Sequence[str] = ()) -> None:
-        """Only the files: there is no model."""
+        """Write only the files, since there is no model."""
         with whole_folder(Path(folder)) as unnamed:
             for name, data in files.items():
                 (unnamed / name).write_bytes(data)
@@ -154,7 +155,7 @@ class SimulatedScorer:
 
 
 class SimulatedTokenizer:
-    """Every prompt is three tokens long."""
+    """Encodes every prompt as three tokens."""
 
     stop_token_ids: tuple[int, ...] = (0,)
 

@@ -1,8 +1,8 @@
-"""An event loop whose clock jumps: asyncio code that waits for hours runs in milliseconds.
+"""Provides an event loop whose clock jumps: asyncio code that waits for hours runs in milliseconds.
 
-The controller is written against `loop.time()` and interfaces alone, so the same controller runs here
-against simulated engines and trainers. When every coroutine waits and no timer is set, nothing can ever
-happen again: that is a deadlock, and it is raised instead of hanging.
+The controller is written against `loop.time()` and interfaces alone, so the same controller runs here against
+simulated engines and trainers. When every coroutine waits and no timer is set, nothing can ever happen again:
+that is a deadlock, and it is raised instead of hanging.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ class Deadlock(Exception):
 
 
 class _JumpingSelector(selectors.SelectSelector):
-    """Instead of sleeping until the next timer, moves the clock to it."""
+    """Moves the clock to the next timer instead of sleeping until then."""
 
     now = 0.0
 
@@ -38,7 +38,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         return self._jumping.now
 
     def run_in_executor(self, executor: Any, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:  # type: ignore[override]
-        """There are no threads in virtual time: the call happens at once."""
+        """Call the function at once, since there are no threads in virtual time."""
         future: asyncio.Future[T] = self.create_future()
         try:
             future.set_result(func(*args))
@@ -48,6 +48,6 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
 
 def run_in_virtual_time(main: Coroutine[Any, Any, T]) -> T:
-    """Like `asyncio.run`, on a jumping clock."""
+    """Run a coroutine like `asyncio.run`, on a jumping clock."""
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
         return runner.run(main)

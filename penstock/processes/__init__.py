@@ -1,1 +1,1 @@
-"""Worker processes: how they are launched, supervised and started again."""
+"""Launches worker processes, supervises them and restarts them."""

@@ -1,9 +1,10 @@
-"""Workers start together, and one that dies before all of them are there is started again, as it would be later.
+"""Starts workers together, and restarts those that die before all have started.
 
-launch ─► load ─► there ─► all are there
-   └───────┴────────┴── dies: wait, if it died before ─► launch
+    launch ─► load ─► started ─► all have started
+       └───────┴────────┴── dies: wait, if it died before ─► launch
 
-What the user must mend (a model that does not exist, settings that a worker refuses) ends the start at once.
+An error that the user must fix (a model that does not exist, settings that a worker refuses) ends the start
+at once.
 """
 
 import asyncio
@@ -19,7 +20,7 @@ T = TypeVar("T")
 
 
 class Startable(SupervisedWorker, Protocol):
-    """A place for a worker, or for the ranks of a trainer."""
+    """A `Startable` is a slot for a worker process, or for the ranks of a trainer."""
 
     @property
     def name(self) -> str: ...
@@ -31,12 +32,12 @@ class Startable(SupervisedWorker, Protocol):
 
 
 class FirstStart:
-    """Of one worker."""
+    """A `FirstStart` brings up one worker, and restarts it if it dies before the others have started."""
 
     def __init__(
         self, place: Startable, deaths: Deaths, *, prepare: Callable[[], object] = lambda: None
     ) -> None:
-        """`deaths` counts on when the run has begun. `prepare` comes before each process."""
+        """`deaths` keeps counting after the run has begun. `prepare` is called before each process starts."""
         self._place = place
         self._deaths = deaths
         self._prepare = prepare
@@ -62,7 +63,7 @@ class FirstStart:
 
 
 async def start_together(starts: Sequence[FirstStart], events: Recorder | None = None) -> None:
-    """Return when all of them are there at once. `events` is told of those that were started again."""
+    """Start all workers, and return when all of them are running at the same time. `events` records restarts."""
 
     async def start() -> None:
         others = Gathering(len(starts))
@@ -76,8 +77,10 @@ async def start_together(starts: Sequence[FirstStart], events: Recorder | None =
 async def keep_together(
     starts: Sequence[FirstStart], work: Coroutine[Any, Any, T], events: Recorder | None = None
 ) -> T:
-    """The result of `work`, beside workers that have started: one that dies meanwhile is started again, and all of
-    them are there when this returns."""
+    """Return the result of `work`, and keep workers that have started running beside it.
+
+    A worker that dies meanwhile is restarted. All of them are running when this returns.
+    """
 
     async def keep() -> T:
         others = Gathering(len(starts) + 1)
@@ -92,6 +95,6 @@ async def keep_together(
 
 
 async def start_alike(places: Sequence[Startable], restarts: int, events: Recorder | None = None) -> None:
-    """Start workers that need nothing before a second try."""
+    """Start workers that need no preparation before a restart."""
     policy = RestartPolicy(max_deaths=restarts + 1)
     await start_together([FirstStart(place, Deaths(policy)) for place in places], events)

@@ -1,8 +1,8 @@
-"""Workers of a pool, which takes calls from one to another and replaces them itself: what supervision adds to that.
+"""Supervises the workers of a pool. The pool itself moves calls between workers and replaces them.
 
-A pool notices a death when a call fails. `PoolWatch` notices it at once, and a worker that is frozen too, so that a
-worker without calls is back before the next. `PooledWorker` starts each process that follows soon a little later,
-and tells of it.
+A pool notices a death when a call fails. `PoolWatch` notices a death or a freeze at once, so that an idle
+worker is back before its next call. `PooledWorker` restarts the process, waits before repeated restarts, and
+records them.
 """
 
 import asyncio
@@ -23,12 +23,12 @@ from penstock.processes.worker_events import EventCollector
 Call = TypeVar("Call")
 Answer = TypeVar("Answer")
 WAITS = RestartPolicy()
-"""How long; whether to give up is the pool's to say: it knows what its workers have done between their deaths."""
+"""The delays before restarts. The pool decides when to give up: it knows what its workers did between deaths."""
 
 
 class PooledWorker(Generic[Call, Answer]):
-    """`penstock.channel.worker_pool.PoolWorker` in a place where another process may come, which `events` is told
-    of."""
+    """A `PooledWorker` is a `penstock.channel.worker_pool.PoolWorker` whose process can be replaced. `events`
+    records restarts."""
 
     def __init__(
         self,
@@ -53,18 +53,18 @@ class PooledWorker(Generic[Call, Answer]):
         await self.place.end()
 
     def lost(self, death: WorkerDied) -> None:
-        """Why the process that is there now must be replaced."""
+        """Note why the present process must be replaced."""
         self._cause = str(death)
 
     async def restart(self, num_deaths: int) -> None:
-        """End the process if it still runs and start another, after a while where it is not the first in a row."""
+        """End the process if it still runs and start another. After several deaths in a row it waits first."""
         loop = asyncio.get_running_loop()
         since = loop.time()
         wait_s = WAITS.wait_s(num_deaths)
         cause, self._cause = self._cause or f"the pool gave up worker {self.place.name}", ""
         if self._events is not None:
             when = f" in {wait_s:g} s" if wait_s else ""
-            self._events.log(f"{cause}; it is started again{when}, and the others go on")
+            self._events.log(f"{cause}; restarting it{when}; the others keep running")
         await self.place.end()
         await asyncio.sleep(wait_s)
         try:
@@ -90,12 +90,14 @@ class PooledWorker(Generic[Call, Answer]):
 
 class WatchedPool(Protocol):
     async def lost(self, number: int, death: WorkerDied) -> None:
-        """The process of its worker `number` is gone: replace it, unless that is going on already, and return when
-        another is there. Raises what ended the pool."""
+        """Replace the process of worker `number`, unless that is under way, and return when another is running.
+
+        Raises the error that ended the pool.
+        """
 
 
 class PoolWatch:
-    """A `SupervisedWorker` of a pool: it dies when the pool has given up."""
+    """A `PoolWatch` is the `SupervisedWorker` of one pool worker. It dies when the pool has given up."""
 
     def __init__(
         self,
@@ -109,11 +111,11 @@ class PoolWatch:
 
     async def died(self) -> WorkerDied:
         while True:
-            await self._worker.place.wait_there()
+            await self._worker.place.wait_started()
             number = self._worker.place.incarnation
             death = await self._liveness.wait()
-            if not self._worker.place.is_there(number):
-                continue  # the pool has ended it, and starts another
+            if not self._worker.place.is_running(number):
+                continue  # the pool has ended this process and starts another
             self._worker.lost(death)
             try:
                 await self._lost(death)
@@ -124,7 +126,7 @@ class PoolWatch:
 
 
 @dataclass(slots=True)
-class PoolCare:
+class PoolWatches:
     """Collects the watches over the workers of a run's pools."""
 
     events: Recorder
@@ -143,9 +145,9 @@ async def start_pooled(
     places: Sequence[ReplaceableWorker],
     asking: Callable[[ReplaceableWorker], Callable[[Sequence[Call]], Awaitable[Sequence[Answer]]]],
     restarts: int,
-    care: PoolCare | None,
+    care: PoolWatches | None,
 ) -> list[PooledWorker[Call, Answer]]:
-    """`asking` is how the process in a place is asked."""
+    """Start workers for a pool. `asking` returns the function that sends calls to a worker."""
     events = None if care is None else care.events
     await start_alike(places, restarts, events)
     return [PooledWorker(place, asking(place), events) for place in places]

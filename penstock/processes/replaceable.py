@@ -1,7 +1,9 @@
-"""A worker that can be replaced: launched, started, watched, and after its end started anew under its name.
+"""Lets a worker be replaced: its process is launched, started and watched, and after its end another can start
+under its name.
 
-Whoever uses it keeps the same place; the process in it changes. Each process has an incarnation number, so
-that what an earlier one still says is never taken for the present one's word: its channel is closed with it.
+The user of a `ReplaceableWorker` keeps the same object while the process in it changes. Each process has an
+incarnation number, and its channel is closed with it, so a late message of an earlier process is never taken
+for one of the present process.
 """
 
 import asyncio
@@ -13,12 +15,12 @@ from penstock.errors import ChannelClosed, OutOfMemory, WorkerDied
 from penstock.observe.pulse import LONG_S
 from penstock.processes.launchers import Launcher, Worker
 
-LAST_WORDS_S = 0.5
+ANSWER_GRACE_S = 0.5
 """How long a process whose channel has closed may take to end by itself and say why."""
 
 
 class ReplaceableWorker:
-    """One place for a worker process. `channel` goes to the process that is there now."""
+    """A `ReplaceableWorker` owns one worker process at a time. `channel` connects to the present process."""
 
     def __init__(
         self,
@@ -42,23 +44,24 @@ class ReplaceableWorker:
         self._worker: Worker | None = None
         self._channel: Channel | None = None
         self.answer: Any = None
-        """What the present process has said to its first message."""
+        """The present process's answer to its first message."""
         self.last_death: WorkerDied | None = None
-        """Of the process before the present one, or of this one, if it ended by itself."""
+        """How the latest process failed by itself; None if it has not."""
         self._given_up = ""
         """Why the present process was ended, where it did not end by itself."""
         self._there = asyncio.Event()
-        """Set while a process has started and nobody has ended it."""
+        """Set while a process has started and its owner has not ended it."""
 
     @property
     def channel(self) -> Channel:
-        """Of a process that has started."""
+        """Return the channel to the present process. Raises `ChannelClosed` before it has started."""
         if self._channel is None:
             raise ChannelClosed(f"worker {self.name} has not been started")
         return self._channel
 
     async def start(self) -> None:
-        """Launch a process and wait for its first answer; when it ends instead, say so with its traceback."""
+        """Launch a process and wait for its first answer. A process that ends instead raises its death, with its
+        traceback."""
         worker = await self._launcher.launch(self.name, threads=self._threads, environment=self._environment)
         self.incarnation += 1
         self._given_up, self.last_death = "", None
@@ -76,11 +79,12 @@ class ReplaceableWorker:
             raise WorkerDied(
                 f"worker {self.name} has not started within run.start_s={self._start_s:g}"
             ) from None
-        self._channel = worker.channel  # from now on it can be asked for what it is there for
+        self._channel = worker.channel  # from now on the worker can be called
         self._there.set()
 
     async def _begin(self, worker: Worker) -> Any:
-        """What it is told first may wait for other workers, and ends with its process all the same."""
+        """Send the first message, and stop waiting for the answer when the process ends. The answer may wait for
+        other workers."""
         starting = asyncio.ensure_future(self._start(worker.channel))
         closing = asyncio.ensure_future(worker.channel.wait_closed())
         try:
@@ -93,20 +97,19 @@ class ReplaceableWorker:
                 task.cancel()
             await asyncio.gather(starting, closing, return_exceptions=True)
 
-    async def wait_there(self) -> None:
-        """Until a process has started here. One that died is there until its owner ends it."""
+    async def wait_started(self) -> None:
+        """Wait until a process has started. A process that died counts as started until its owner ends it."""
         await self._there.wait()
 
-    def is_there(self, incarnation: int) -> bool:
-        """Whether this process was not ended by its owner."""
+    def is_running(self, incarnation: int) -> bool:
+        """Return whether this incarnation has started and its owner has not ended it."""
         return self._there.is_set() and self.incarnation == incarnation
 
-    def begin_with(self, start: Callable[[Channel], Awaitable[object]]) -> None:
-        """What the next process is told first, in place of what the first one was."""
+    def set_start(self, start: Callable[[Channel], Awaitable[object]]) -> None:
+        """Set the function that sends the first message to the next process."""
         self._start = start
 
     async def restart(self) -> None:
-        """End the process if it still runs, and start another in its place."""
         await self.end()
         await self.start()
 
@@ -125,8 +128,8 @@ class ReplaceableWorker:
         return self.last_death
 
     async def gone(self) -> WorkerDied:
-        """Wait until the present process ends or its channel closes, whichever is first. A process that nobody can
-        talk to any more is ended."""
+        """Wait until the present process ends or its channel closes. A process whose channel has closed is
+        killed if it does not end soon."""
         if self._worker is None:
             return WorkerDied(f"worker {self.name} has not been started")
         worker = self._worker
@@ -135,7 +138,7 @@ class ReplaceableWorker:
         try:
             await asyncio.wait({dying, closing}, return_when=asyncio.FIRST_COMPLETED)
             if not dying.done():
-                await asyncio.wait({dying}, timeout=LAST_WORDS_S)
+                await asyncio.wait({dying}, timeout=ANSWER_GRACE_S)
             if not dying.done():
                 await worker.kill()
                 death = await dying
@@ -149,12 +152,12 @@ class ReplaceableWorker:
             closing.cancel()
 
     async def give_up(self, why: str = "") -> None:
-        """End the present process, which `gone` then tells, with this as the reason."""
+        """Kill the present process. `gone` then reports `why` as the reason."""
         self._given_up = why
         if self._worker is not None:
             await self._worker.kill()
 
     def write_stacks(self) -> str | None:
-        """Let the present process write the Python stacks of its threads; returns where, or None. It is not waited
-        for."""
+        """Ask the present process to write the Python stacks of its threads. Return the file, without waiting
+        for it, or None."""
         return None if self._worker is None else self._worker.write_stacks()

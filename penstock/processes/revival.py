@@ -1,10 +1,11 @@
-"""One death is not the end: a worker that dies is started again and put back to work, and others go on meanwhile.
+"""Restarts a worker that dies and puts it back to work, while the others keep running.
 
     gone ─► lost (its work goes to others) ─► wait, if it died before ─► start ─► returned (it works again)
       └── too often in a row: that is the end of the run, with the cause
 
-`Liveness` says when a worker is gone, `RestartPolicy` when it starts again, and `Revivable` what both mean for the
-rest of the run. An engine that ran out of memory comes back with fewer sequences (`fewer_sequences`).
+`Liveness` detects that a worker is gone, `RestartPolicy` decides when it restarts, and `Revivable` says what
+both mean for the rest of the run. An engine that ran out of memory comes back with fewer sequences
+(`fewer_sequences`).
 """
 
 import asyncio
@@ -22,43 +23,43 @@ from penstock.errors import ChannelClosed, PenstockError, WorkerDied
 from penstock.observe.events import RecoveryEvent
 from penstock.observe.pulse import PulseReport
 from penstock.observe.recorder import Recorder
-from penstock.processes.replaceable import LAST_WORDS_S
+from penstock.processes.replaceable import ANSWER_GRACE_S
 from penstock.processes.worker_events import EventCollector
 
 STEP_S = 0.5
-"""Between two looks."""
+"""Seconds between two checks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestartPolicy:
-    """The first death is answered at once; those that follow soon wait, each twice as long, until there are too
-    many."""
+    """A `RestartPolicy` restarts at once after the first death, then with a delay that doubles, until there are
+    too many deaths in a row."""
 
     first_s: float = 1.0
-    """Before the second start in a row."""
+    """The delay before the second restart in a row."""
     longest_s: float = 30.0
     max_deaths: int = 5
-    """In a row: the last of them is not answered."""
+    """Deaths in a row after which the worker is given up."""
     healthy_s: float = 60.0
-    """A worker that has lived this long since it came back begins a new row."""
+    """After this long without a death, the count starts again at 0."""
 
     def wait_s(self, num_deaths: int) -> float:
-        """How long to wait before the start that follows so many deaths in a row."""
+        """Return the delay before the restart that follows this many deaths in a row."""
         return 0.0 if num_deaths < 2 else min(self.longest_s, self.first_s * 2.0 ** (num_deaths - 2))
 
 
 @dataclass(slots=True)
 class Deaths:
-    """The deaths of one worker."""
+    """Counts the deaths of one worker."""
 
     policy: RestartPolicy = field(default_factory=RestartPolicy)
     count: int = 0
-    """In a row."""
+    """Deaths in a row."""
     _back_at: float | None = None
-    """When it came back after the last of them; None while it has not."""
+    """When it came back after the last death; None while it has not."""
 
     def note(self, now: float) -> float | None:
-        """It died: how long to wait before it is started again; None gives it up."""
+        """Count a death. Return the delay before the restart, or None when the worker is given up."""
         if self._back_at is not None and now - self._back_at >= self.policy.healthy_s:
             self.count = 0
         self._back_at = None
@@ -68,12 +69,11 @@ class Deaths:
         return self.policy.wait_s(self.count)
 
     def back(self, now: float) -> None:
-        """It works again."""
         self._back_at = now
 
 
 class Named(Protocol):
-    """A worker, as messages name it."""
+    """A `Named` worker has the name and incarnation that events show."""
 
     @property
     def name(self) -> str: ...
@@ -83,7 +83,8 @@ class Named(Protocol):
 
 
 class Replaceable(Named, Protocol):
-    """A worker whose process can be replaced: a `ReplaceableWorker`, or the ranks of a trainer together."""
+    """A `Replaceable` is a worker whose process can be replaced: a `ReplaceableWorker`, or the ranks of a
+    trainer together."""
 
     @property
     def channel(self) -> Channel: ...
@@ -96,7 +97,7 @@ class Replaceable(Named, Protocol):
 
 
 class Restarts:
-    """Starts one worker again until it works, or until it has died too often. `events` is told of each time."""
+    """Restarts one worker until it works or has died too often. `events` records each restart."""
 
     def __init__(self, place: Named, deaths: Deaths, events: Recorder | None) -> None:
         self._place = place
@@ -106,8 +107,10 @@ class Restarts:
     async def until_back(
         self, cause: PenstockError, start: Callable[[], Awaitable[PenstockError | None]]
     ) -> WorkerDied | None:
-        """`start` says why the worker does not work, or None when it does. Returns the last death where it is given
-        up."""
+        """Restart until `start` returns None; an error that it returns means that the worker does not work yet.
+
+        Returns the last death when the worker is given up.
+        """
         since, why = self._now(), cause
         next_cause: PenstockError | None = cause
         while next_cause is not None:
@@ -115,7 +118,7 @@ class Restarts:
             if wait_s is None:
                 return self._last(why)
             when = f" in {wait_s:g} s" if wait_s else ""
-            self._log(f"{why}; it is started again{when}, and the others go on")
+            self._log(f"{why}; restarting it{when}; the others keep running")
             await asyncio.sleep(wait_s)
             next_cause = await start()
         self._tell(str(why), since)
@@ -155,11 +158,14 @@ class Restarts:
 
 @dataclass(slots=True)
 class Silence:
-    """A worker is frozen when it does not answer, or its work has not moved, for longer than it said that may take.
-    Time in which the watcher itself stood still does not count."""
+    """Decides that a worker is frozen: it does not answer, or its work does not progress, for longer than it
+    declared.
+
+    Time in which the watcher itself stood still does not count.
+    """
 
     freeze_s: float
-    """What is always allowed."""
+    """Silence that is always allowed."""
     heard_at: float
     report: PulseReport
     _looked_at: float | None = None
@@ -168,7 +174,7 @@ class Silence:
         self.heard_at, self.report = now, report
 
     def look(self, now: float) -> str | None:
-        """Why it counts as frozen; None while it does not."""
+        """Return why the worker counts as frozen, or None."""
         if self._looked_at is not None and now - self._looked_at > 2 * STEP_S:
             self.heard_at += now - self._looked_at - STEP_S
         self._looked_at = now
@@ -186,8 +192,8 @@ class Silence:
 
 
 class Liveness:
-    """Knows when a worker's present process is gone: it has ended, its connection broke, or it is frozen and was
-    ended."""
+    """Detects that a worker's present process is gone: it ended, its connection broke, or it froze and was
+    killed."""
 
     def __init__(
         self,
@@ -197,14 +203,15 @@ class Liveness:
         pulses: EventCollector | None = None,
         freeze_s: float = 0.0,
     ) -> None:
-        """A worker that is silent for longer than `freeze_s`, and than it declared, is frozen; 0: none ever is."""
+        """A worker counts as frozen when it is silent for longer than `freeze_s` and longer than it declared; 0
+        turns this off."""
         self._place = place
         self._now = now
         self._pulses = pulses if freeze_s else None
         self._freeze_s = freeze_s
 
     async def wait(self) -> WorkerDied:
-        """Until it ends, or is ended because it is frozen."""
+        """Wait until the process ends, or kill it when it is frozen."""
         freezing = asyncio.ensure_future(self._frozen())
         dying = asyncio.ensure_future(self._place.gone())
         try:
@@ -221,7 +228,7 @@ class Liveness:
             await asyncio.gather(freezing, dying, return_exceptions=True)
 
     async def _frozen(self) -> str:
-        """Wait until it is, and say why."""
+        """Wait until the process is frozen, and return why."""
         if self._pulses is None:
             await asyncio.Event().wait()
         assert self._pulses is not None
@@ -240,28 +247,28 @@ class Liveness:
 
 
 class Revivable(Protocol):
-    """A worker's part in the run."""
+    """A `Revivable` says what a worker's loss and return mean for the run."""
 
     @property
     def is_needed(self) -> bool:
-        """Whether its death matters: one that was expelled may end."""
+        """Return whether the worker's death matters. A worker that was expelled may end."""
 
     @property
     def is_replaceable(self) -> bool:
-        """Whether another process can do what it did."""
+        """Return whether another process can take over its work."""
 
     def lost(self) -> None:
-        """Its process is gone."""
+        """Give up the work of the process, which is gone."""
 
     async def prepare(self) -> None:
-        """Before it is started again."""
+        """Get ready for the next process, before each restart."""
 
     async def returned(self) -> None:
-        """It has started: put it back to work, and return when it works."""
+        """Put the restarted worker back to work, and return when it works."""
 
 
 class Revival:
-    """Watches one worker. It is a `SupervisedWorker` itself: it dies when its worker has died too often."""
+    """Watches and restarts one worker. As a `SupervisedWorker` it dies when that worker has died too often."""
 
     def __init__(
         self,
@@ -273,15 +280,14 @@ class Revival:
         pulses: EventCollector | None = None,
         freeze_s: float = 0.0,
     ) -> None:
-        """`deaths` has those of its first start. A worker that is silent for longer than `freeze_s`, and than it
-        declared, is frozen; 0: none ever is."""
+        """`deaths` counts those of its first start too. `pulses` and `freeze_s` are as in `Liveness`."""
         self._liveness = Liveness(place, events.now, pulses=pulses, freeze_s=freeze_s)
         self._place = place
         self._worker = worker
         self._restarts = Restarts(place, deaths or Deaths(), events)
 
     async def died(self) -> WorkerDied:
-        """Revive the worker as often as it dies, until that is given up."""
+        """Revive the worker each time it dies, until it is given up."""
         while True:
             death = await self._liveness.wait()
             if not self._worker.is_needed:
@@ -294,7 +300,7 @@ class Revival:
                 return last
 
     async def _start(self) -> PenstockError | None:
-        """Why it does not work again; None when it does."""
+        """Restart the worker. Return why it does not work, or None when it does."""
         try:
             await self._worker.prepare()
             await self._place.restart()
@@ -307,7 +313,7 @@ class Revival:
             if not dying.done() and returning.exception() is None:
                 return None
             if not dying.done() and isinstance(returning.exception(), ChannelClosed):
-                await asyncio.wait({dying}, timeout=LAST_WORDS_S)
+                await asyncio.wait({dying}, timeout=ANSWER_GRACE_S)
             self._worker.lost()
             if dying.done():
                 return dying.result()
@@ -323,8 +329,11 @@ class Revival:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reviver:
-    """Gives every worker of a run a `Revival` by the same rules. `deaths` has those of workers that died while they
-    started; `pulses` and `freeze_s` are of `Liveness`."""
+    """Gives every worker of a run a `Revival` by the same rules.
+
+    `deaths` counts those of workers that died while they started; `pulses` and `freeze_s` are as in
+    `Liveness`.
+    """
 
     events: Recorder
     policy: RestartPolicy
@@ -338,8 +347,11 @@ class Reviver:
 
 
 def fewer_sequences(start: EngineStart) -> tuple[EngineStart, str] | None:
-    """How the next process of an engine is started, and a word on that; None where there is nothing to halve. Apart
-    from rounding, answers do not depend on how many others are computed with them."""
+    """Return the next start message of an engine with half as many sequences, and a log line; None when it can't
+    be halved.
+
+    Apart from rounding, an answer does not depend on how many others are computed with it.
+    """
     section = EngineConfig.model_validate(start.config)
     setting = kind_of(section.kind).lowered
     before = getattr(settings_of(section), setting) if setting else 0

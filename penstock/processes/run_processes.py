@@ -1,4 +1,4 @@
-"""The worker processes of a run that goes on, found by the logs that they write; and what Linux says of them."""
+"""Finds the worker processes of a run by the logs that they write, and reads their state from Linux."""
 
 import os
 import time
@@ -21,7 +21,7 @@ STACKS_S = 1.0
 """How long a process may take to write its stacks."""
 LOOK_AGAIN_S = 0.05
 ORPHANS_S = GRACE_S + 5.0
-"""How long workers of a killed controller may take to end. Its keeper kills them after `GRACE_S`."""
+"""How long workers of a killed controller may take to end. The controller's keeper kills them after `GRACE_S`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class RunProcess:
 
 
 def processes_of_run(folder: Path) -> list[RunProcess]:
-    """Workers whose output goes into the logs of this run. None where the system has no `/proc`."""
+    """Return the workers whose output goes into this run's logs; none where the system has no `/proc`."""
     if not PROC.is_dir():
         return []
     logs = {str(path.resolve()): path for path in (folder / "logs").glob("*.log")}
@@ -44,13 +44,14 @@ def processes_of_run(folder: Path) -> list[RunProcess]:
                 log = logs.get(os.readlink(entry / "fd" / "1"))
                 if log is not None and b"penstock.worker" in (entry / "cmdline").read_bytes():
                     found.append(RunProcess(log.stem, int(entry.name), _state(entry), log))
-            except OSError:  # it has ended, or is somebody else's
+            except OSError:  # it has ended, or belongs to another user
                 continue
     return sorted(found, key=lambda process: process.name)
 
 
 def wait_for_orphans(folder: Path, timeout_s: float = ORPHANS_S) -> None:
-    """Wait until the workers of a killed controller have ended: its trainer may still name a checkpoint."""
+    """Wait until the workers of a killed controller have ended, since its trainer may still complete a
+    checkpoint."""
     deadline = time.monotonic() + timeout_s
     while orphans := processes_of_run(folder):
         if time.monotonic() > deadline:
@@ -60,7 +61,8 @@ def wait_for_orphans(folder: Path, timeout_s: float = ORPHANS_S) -> None:
 
 
 def stacks_of(process: RunProcess) -> str:
-    """The Python stacks of its threads, the main thread last. Empty when it does not write them in time."""
+    """Return the Python stacks of a worker's threads, the main thread last; "" when it does not write them in
+    time."""
     before = process.log.stat().st_size
     try:
         os.kill(process.pid, STACKS)

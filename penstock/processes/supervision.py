@@ -1,4 +1,4 @@
-"""Work, and a watch on the processes that it can't do without."""
+"""Runs work, and cancels it when a process that it needs ends."""
 
 import asyncio
 import traceback
@@ -12,27 +12,28 @@ from penstock.safe_files import write_private
 T = TypeVar("T")
 
 ERROR = "error.txt"
-"""In the run folder: the traceback of an error that ended the run and is not one of ours."""
+"""In the run folder: the traceback of an unexpected error that ended the run."""
 
-LAST_WORDS_S = 10.0
+ANSWER_GRACE_S = 10.0
 """How long a worker whose channel has closed may take to end."""
 
 
 class SupervisedWorker(Protocol):
-    """A worker whose end others must hear of."""
+    """A `SupervisedWorker` reports its own end."""
 
     async def died(self) -> WorkerDied: ...
 
 
 async def supervised(work: Coroutine[Any, Any, T], workers: Sequence[SupervisedWorker]) -> T:
-    """The result of `work`; when one of the workers ends, the work is cancelled and that end is raised."""
+    """Return the result of `work`. When a worker ends first, `work` is cancelled and the worker's death is
+    raised."""
     working = asyncio.create_task(work)
     death = asyncio.create_task(first_death(workers))
     try:
         await asyncio.wait({working, death}, return_when=asyncio.FIRST_COMPLETED)
         if working.done() and not _lost_a_worker(working):
             return await unwrapped(working)
-        await asyncio.wait({death}, timeout=LAST_WORDS_S)
+        await asyncio.wait({death}, timeout=ANSWER_GRACE_S)
         if death.done():
             raise death.result()
         return await unwrapped(working)  # no worker has died: a channel was closed for another reason
@@ -43,20 +44,20 @@ async def supervised(work: Coroutine[Any, Any, T], workers: Sequence[SupervisedW
 
 
 class Gathering:
-    """Workers that start together: each that has started waits until all have."""
+    """A `Gathering` lets workers that start together wait until all of them have started."""
 
     def __init__(self, count: int) -> None:
         self._missing = count
         self._all_there = asyncio.Event()
 
     def arrive(self) -> None:
-        """One more has started."""
         self._missing -= 1
         if not self._missing:
             self._all_there.set()
 
     async def wait(self, worker: SupervisedWorker) -> None:
-        """Raises the worker's death before the others were there; a later one is for its supervisor."""
+        """Arrive, then wait for the others. Raises the worker's death if it dies before all have started; a
+        later death is left to its supervisor."""
         self.arrive()
         try:
             await supervised(self._all_there.wait(), [worker])
@@ -67,7 +68,6 @@ class Gathering:
 
 
 async def first_death(workers: Sequence[SupervisedWorker]) -> WorkerDied:
-    """Wait until any of them ends, which none should."""
     if not workers:
         await asyncio.Event().wait()
     watching = [asyncio.create_task(worker.died()) for worker in workers]
@@ -80,15 +80,15 @@ async def first_death(workers: Sequence[SupervisedWorker]) -> WorkerDied:
 
 
 async def unwrapped(work: Awaitable[T]) -> T:
-    """Raise what happened instead of the groups that carried it here."""
+    """Await `work`, and raise the original error instead of the exception groups around it."""
     try:
         return await work
     except BaseExceptionGroup as group:
         raise _innermost(group) from None
 
 
-async def in_a_sentence(work: Awaitable[T], folder: Path) -> T:
-    """An error that is not ours becomes one of ours: a sentence that names the file with its traceback."""
+async def as_penstock_error(work: Awaitable[T], folder: Path) -> T:
+    """Await `work`, and turn an unexpected error into a `PenstockError` that names the file with its traceback."""
     try:
         return await unwrapped(work)
     except PenstockError:
@@ -105,13 +105,13 @@ async def in_a_sentence(work: Awaitable[T], folder: Path) -> T:
 
 
 def _lost_a_worker(work: "asyncio.Task[Any]") -> bool:
-    """Whether the work failed only because a process at the other end of a channel is gone."""
+    """Return whether the work failed only because a process at the other end of a channel is gone."""
     error = None if work.cancelled() else work.exception()
     return error is not None and isinstance(_innermost(error), ChannelClosed)
 
 
 def _innermost(error: BaseException) -> BaseException:
-    """The most telling error inside nested groups: ours before others."""
+    """Return the most telling error inside nested groups: Penstock's own before others."""
     if not isinstance(error, BaseExceptionGroup):
         return error
     found = [_innermost(inner) for inner in error.exceptions]

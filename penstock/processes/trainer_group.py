@@ -1,4 +1,4 @@
-"""The ranks of a trainer as one: each is asked for its part, and what they answer is put together."""
+"""Calls the ranks of a trainer as one: each gets its part, and their answers are combined."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -12,13 +12,16 @@ from penstock.sync.joined_update import join_updates
 
 T = TypeVar("T")
 
-LAST_WORDS_S = 5.0
-"""How long the others may take to answer when one has failed. They wait for it in vain, or fail because of it."""
+ANSWER_GRACE_S = 5.0
+"""How long the other ranks may take to answer when one has failed. They wait for it in vain, or fail as well."""
 
 
 class TrainerGroup:
-    """One or more ranks. `as_one` is the `penstock.records.interfaces.Trainer` that they make together: a single
-    rank itself; of several, each is asked, unless a method here says otherwise."""
+    """A `TrainerGroup` holds one or more ranks. `as_one` is the `penstock.records.interfaces.Trainer` that they
+    form.
+
+    A single rank is `as_one` itself. Of several ranks each is called, unless a method here says otherwise.
+    """
 
     def __init__(
         self,
@@ -27,8 +30,8 @@ class TrainerGroup:
         share_plans: int = 1,
         give_up: Callable[[str], Awaitable[None]] | None = None,
     ) -> None:
-        """`share_plans` neighbours train on one plan: they split a sequence or the matrices of a layer. `give_up`
-        ends all of them, when some would wait for ever."""
+        """`share_plans` neighbours train on one plan: they split a sequence or the matrices of a layer.
+        `give_up` kills all ranks when some would wait for ever."""
         self._ranks = ranks
         self._share_plans = share_plans
         self._give_up = give_up
@@ -50,12 +53,12 @@ class TrainerGroup:
         return len(self._ranks) // self._share_plans
 
     async def step(self, plan: StepPlan) -> StepResult:
-        """Where there is one plan."""
+        """Make a step that has a single plan."""
         (result,) = await self.run([plan])
         return result
 
     async def run(self, plans: Sequence[StepPlan]) -> list[StepResult]:
-        """One optimizer step. Of ranks with one plan, the first reports."""
+        """Make one optimizer step. Of the ranks that share a plan, the first one's result is returned."""
         if len(plans) != self.num_plans:
             raise ValueError(f"{self.num_plans} plans are needed, got {len(plans)}")
         steps = [rank.step(plans[at // self._share_plans]) for at, rank in enumerate(self._ranks)]
@@ -66,7 +69,8 @@ class TrainerGroup:
         return join_updates(await self._together([rank.publish(version, full=full) for rank in self._ranks]))
 
     async def send(self, version: int) -> None:
-        """When an engine fails, a rank that waits for it is cancelled; the ranks themselves are well."""
+        """Send a version's weights. When an engine fails, ranks that wait for it are only cancelled, since they
+        are healthy."""
         await self._together([rank.send(version) for rank in self._ranks], gives_up=False)
 
     async def checkpoint_written(self) -> CheckpointWritten:
@@ -83,15 +87,17 @@ class TrainerGroup:
         return ask
 
     async def _together(self, calls: Sequence[Coroutine[Any, Any, T]], *, gives_up: bool = True) -> list[T]:
-        """Every rank's answer. When one fails, the error that says most is raised, and ranks that still wait for
-        the one that failed are not waited for: they are ended, unless cancelling is enough."""
+        """Return every rank's answer, or raise the error that explains most.
+
+        Ranks that still wait for a failed one are killed, unless cancelling them is enough.
+        """
         if len(calls) == 1:
             return [await calls[0]]
         tasks = [asyncio.ensure_future(call) for call in calls]
         try:
             _, waiting = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
             if waiting and gives_up:
-                _, waiting = await asyncio.wait(waiting, timeout=LAST_WORDS_S)
+                _, waiting = await asyncio.wait(waiting, timeout=ANSWER_GRACE_S)
         finally:
             for task in tasks:
                 task.cancel()
@@ -100,10 +106,10 @@ class TrainerGroup:
         if not errors:
             return [task.result() for task in tasks]
         worst = min(errors, key=_rank_of)
-        # How far each rank came, and in which exchange with others it stopped, differs: they begin again together.
+        # Ranks stopped at different points, perhaps inside a collective, so all of them restart together.
         has_no_room = isinstance(worst, StepTooLarge)
         if (has_no_room or (waiting and gives_up)) and self._give_up is not None:
-            why = f"the trainer's ranks can't go on without one that failed: {worst}"
+            why = f"the trainer's ranks can't continue without one that failed: {worst}"
             await self._give_up(why)
             if has_no_room or not isinstance(worst, UserError):
                 raise TrainerLost(why) from worst
@@ -111,13 +117,14 @@ class TrainerGroup:
 
 
 def group_of(trainers: Sequence[Trainer] | TrainerGroup) -> TrainerGroup:
-    """Trainers, each with a plan of its own, or what is a group already."""
+    """Return a `TrainerGroup` of trainers that each have a plan of their own; one that exists is returned as it
+    is."""
     return trainers if isinstance(trainers, TrainerGroup) else TrainerGroup(trainers)
 
 
 def _rank_of(error: BaseException) -> int:
-    """Which of several errors says most: a process that is gone, then one that knows what went wrong, then those
-    that could not reach another rank."""
+    """Return the sort key of an error, the most telling first: a process that is gone, then one that knows what
+    went wrong, then those that could not reach another rank."""
     if isinstance(error, TrainerLost):
         return 0
     if "another rank" in str(error) or isinstance(error, UpdateAbandoned):

@@ -1,7 +1,7 @@
 """Brings the events of worker processes into the controller's stream.
 
-Workers keep their events (`penstock.observe.event_queue`) and the controller fetches them twice a second: a worker
-never waits for the controller, and a frozen one delays no other, since each has a task of its own.
+Workers queue their events (`penstock.observe.event_queue`) and the controller fetches them twice a second. A
+worker never waits for the controller, and a frozen worker delays no other, since each has a task of its own.
 """
 
 import asyncio
@@ -20,12 +20,12 @@ from penstock.observe.pulse import LONG_S, PulseReport
 FETCH_S = 0.5
 LAST_FETCH_S = 2.0
 STARTING = PulseReport(phase="starting", limit_s=LONG_S)
-"""Of a worker that has not answered yet."""
+"""The report of a worker that has not answered yet."""
 TAKE_EVENTS = Method("observe.take", type(None), EventBatch)
 
 
 def serve_events(channel: Channel, queue: EventQueue) -> None:
-    """The worker's side."""
+    """Serve the worker's queued events over its channel."""
 
     async def take(_: None) -> EventBatch:
         return queue.take()
@@ -34,7 +34,8 @@ def serve_events(channel: Channel, queue: EventQueue) -> None:
 
 
 class EventCollector:
-    """`async with` it; `follow` each worker that is started. Links of workers that are gone end by themselves."""
+    """Collects the events of each worker that it follows. Use it with `async with`; the link to a worker ends
+    with its channel."""
 
     def __init__(self, stream: EventStream) -> None:
         self._stream = stream
@@ -43,7 +44,7 @@ class EventCollector:
         self._heard: WeakKeyDictionary[Channel, int] = WeakKeyDictionary()
 
     def pulse(self, channel: Channel) -> tuple[int, PulseReport]:
-        """How many answers have come over this channel, and what the last one said of the worker's own work."""
+        """Return how many answers have come over this channel, and the last report on the worker's own progress."""
         return self._heard.get(channel, 0), self._pulses.get(channel, STARTING)
 
     async def __aenter__(self) -> "EventCollector":
@@ -68,7 +69,7 @@ class EventCollector:
         self._heard[channel] = self._heard.get(channel, 0) + 1
 
     async def fetch(self) -> None:
-        """What workers have not told yet. One that does not answer soon is left out."""
+        """Fetch the events that workers still have. A worker that does not answer soon is left out."""
         fetching = [asyncio.create_task(link.fetch()) for link in self._links]
         try:
             async with asyncio.timeout(LAST_FETCH_S):
@@ -78,7 +79,7 @@ class EventCollector:
 
 
 class _Link:
-    """One worker, with what is known of its clock."""
+    """Fetches the events of one worker, and knows the offset of its clock."""
 
     def __init__(self, channel: Channel, stream: EventStream, hear: Callable[[PulseReport], None]) -> None:
         self._hear = hear
@@ -88,7 +89,7 @@ class _Link:
         self._shortest_s = float("inf")
 
     async def run(self) -> None:
-        with contextlib.suppress(ChannelClosed, RemoteError):  # its supervisor says what became of it
+        with contextlib.suppress(ChannelClosed, RemoteError):  # its supervisor reports why it ended
             while True:
                 await asyncio.sleep(FETCH_S)
                 await self.fetch()
@@ -107,8 +108,11 @@ class _Link:
             more = len(batch.events) == BATCH
 
     def _compare_clocks(self, sent: float, received: float, now: float) -> None:
-        """The worker answered between `sent` and `received`: if its clock says so too, it is ours. Otherwise it is
-        off by the difference to the middle, and the quickest answer knows that best."""
+        """Estimate the offset of the worker's clock.
+
+        The worker answered between `sent` and `received`. If its clock lies between them, the clocks are the
+        same. Otherwise the offset is its distance from the middle, taken from the quickest answer.
+        """
         if received - sent < self._shortest_s:
             self._shortest_s = received - sent
             self._offset_s = 0.0 if sent <= now <= received else (sent + received) / 2 - now

@@ -1,4 +1,4 @@
-"""The records that flow from stage to stage: frozen, aligned, and checked when they are made.
+"""Defines the records that flow from stage to stage: frozen, aligned, and checked when they are made.
 
     Task ─► Turn… = Episode ─► Group ─► ScoredGroup ─► StepPlan ─► StepResult, WeightUpdate
 

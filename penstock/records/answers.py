@@ -1,4 +1,4 @@
-"""An answer that is not whole yet: the chunks that came, and the request that another engine goes on with."""
+"""Tracks an unfinished answer: its chunks so far, and the request with which another engine continues it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,21 +11,21 @@ from penstock.records.generation import Chunk, FinishReason, GenerateRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HandedOn:
-    """How another engine continues an answer."""
+class Continuation:
+    """Says how another engine continues an answer."""
 
     request: GenerateRequest
     again: Sequence[Chunk] = ()
-    """Chunks to send first: again, since something after them is lost; or the end, where only that was left."""
+    """Chunks to send first: repeated ones, if chunks after them are lost; or the end, if only that was left."""
     is_void: bool = False
-    """Nothing that was sent counts: the next chunk must say so."""
+    """Whether everything that was sent is void; then the next chunk must restart the answer."""
 
 
 class AnswerSoFar:
-    """The chunks of one request since its output began for the last time."""
+    """Collects the chunks of one request since its output last began."""
 
     def __init__(self, request: GenerateRequest, *, records_routing: bool = False) -> None:
-        """`records_routing`: engines record the experts of the tokens that they are asked to."""
+        """Start without chunks. `records_routing`: engines record experts for requests that ask for it."""
         self.records_routing = records_routing
         self._request = request
         self.chunks: list[Chunk] = []
@@ -38,18 +38,19 @@ class AnswerSoFar:
         self.chunks.append(chunk)
         self.is_over = chunk.finish_reason is not None
 
-    def may_end(self, chunk: Chunk) -> bool:
-        """Whether an answer can be gone on with after this chunk: all that is recorded of its tokens has come."""
+    def can_resume_after(self, chunk: Chunk) -> bool:
+        """Return whether an answer can be continued after this chunk: all recorded data of its tokens has
+        arrived."""
         has_mask = chunk.sampling_mask is not None or not self._request.record_sampling_mask
         return has_mask and (chunk.routing is not None or not self._needs_routes)
 
-    def whole_chunks(self) -> Sequence[Chunk]:
-        """The first chunks, up to the last that another engine can go on after."""
-        ends = [number for number, chunk in enumerate(self.chunks) if self.may_end(chunk)]
+    def resumable_chunks(self) -> Sequence[Chunk]:
+        """Return the first chunks, up to the last after which another engine can continue."""
+        ends = [number for number, chunk in enumerate(self.chunks) if self.can_resume_after(chunk)]
         return self.chunks[: ends[-1] + 1] if ends else ()
 
     def rest(self, chunks: Sequence[Chunk]) -> GenerateRequest:
-        """What is left to sample after these chunks; the request as it was when there are none."""
+        """Return the request for what is left after these chunks; without chunks, the request as it was."""
         asked = self._request
         if not chunks:
             return asked
@@ -65,8 +66,8 @@ class AnswerSoFar:
         )
 
     def ending(self, chunks: Sequence[Chunk]) -> Chunk | None:
-        """What was still to come after these chunks, where only the reason of the end was: some engines send it by
-        itself, after the last token."""
+        """Return the final chunk if only the finish reason is missing after these chunks: some engines send it
+        separately, after the last token."""
         sampling, empty = self._request.sampling, np.empty(0, dtype=np.int32)
         num_output = self._request.num_resumed + sum(len(chunk.token_ids) for chunk in chunks)
         last = next((int(chunk.token_ids[-1]) for chunk in reversed(chunks) if len(chunk.token_ids)), None)
@@ -77,18 +78,19 @@ class AnswerSoFar:
             return None
         return Chunk(token_ids=empty, logprobs=empty.astype(np.float32), versions=empty, finish_reason=reason)
 
-    def hand_on(self, *, resumes: bool) -> HandedOn:
-        """`resumes`: an answer may go on after its first tokens; otherwise it begins again."""
-        whole = self.whole_chunks() if resumes else ()
+    def hand_on(self, *, resumes: bool) -> Continuation:
+        """Return how another engine continues. With `resumes` an answer may continue after its first tokens;
+        otherwise it restarts."""
+        whole = self.resumable_chunks() if resumes else ()
         end = self.ending(whole)
         ending = () if end is None else (end,)
         if resumes and len(whole) == len(self.chunks):
-            return HandedOn(request=self._request if ending else self.rest(whole), again=ending)
+            return Continuation(request=self._request if ending else self.rest(whole), again=ending)
         if whole and not self._request.num_resumed:
             again = [msgspec.structs.replace(whole[0], restarts=True), *whole[1:], *ending]
-            return HandedOn(request=self._request if ending else self.rest(whole), again=again)
+            return Continuation(request=self._request if ending else self.rest(whole), again=again)
         is_void = bool(self.chunks) or self._request.num_resumed > 0
-        return HandedOn(request=self._request.from_beginning(), is_void=is_void)
+        return Continuation(request=self._request.from_beginning(), is_void=is_void)
 
     @property
     def _needs_routes(self) -> bool:
@@ -96,8 +98,8 @@ class AnswerSoFar:
 
 
 def joined_chunk(chunks: Sequence[Chunk]) -> Chunk:
-    """Chunks that follow each other as one. Only the last may refer to recorded data or end the answer, and only
-    the first may begin it anew."""
+    """Join consecutive chunks into one. Only the last may refer to recorded data or end the answer, and only the
+    first may restart it."""
     if len(chunks) == 1:
         return chunks[0]
     return msgspec.structs.replace(
@@ -111,7 +113,7 @@ def joined_chunk(chunks: Sequence[Chunk]) -> Chunk:
 
 
 def _joined_mixed(chunks: Sequence[Chunk]) -> BoolArray | None:
-    """Join what is known of each token; None where any token's is not known."""
+    """Join what is known of each token; return None if any chunk does not know."""
     parts = [chunk.mixed for chunk in chunks if len(chunk.token_ids)]
     known = [part for part in parts if part is not None]
     return np.concatenate(known) if known and len(known) == len(parts) else None

@@ -1,4 +1,4 @@
-"""What every record is made of."""
+"""Defines the base of all records, and their array types."""
 
 from typing import Any
 
@@ -16,9 +16,10 @@ NOT_SAMPLED = -1
 
 
 class Record(msgspec.Struct, frozen=True, eq=False):
-    """Base of all records. Equality is identity: arrays have none.
+    """Is the base of all records. Equality is identity, since arrays have no single truth value.
 
-    Each record says `frozen` and `kw_only` again, since type checkers do not see them inherited."""
+    Each record repeats `frozen` and `kw_only`, since type checkers do not see them inherited.
+    """
 
 
 def check_aligned(what: str, *columns: Any) -> None:

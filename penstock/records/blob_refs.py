@@ -1,4 +1,4 @@
-"""What records refer to in a blob store: keys, checksums, and whether all of a group is there."""
+"""Handles references to blobs: keys, checksums, and whether all blobs of a group exist."""
 
 import zlib
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from penstock.records.interfaces import BlobStore
 
 
 def split_key(key: str) -> tuple[str, str]:
-    """The scope and the name of a blob."""
+    """Return the scope and the name in a blob's key."""
     scope, slash, name = key.partition("/")
     if not slash or {scope, name} & {"", ".", ".."}:
         raise ValueError(f"a blob's key must be scope/name, got {key!r}")
@@ -21,7 +21,7 @@ def ref_of(key: str, data: bytes) -> BlobRef:
 
 
 def verified(ref: BlobRef, data: bytes) -> bytes:
-    """The bytes, if they are the ones that the reference was made for."""
+    """Return the bytes if they match the reference."""
     if len(data) != ref.num_bytes:
         raise BlobLost(f"blob {ref.key} must have {ref.num_bytes} bytes, got {len(data)}: it was cut short")
     if zlib.crc32(data) != ref.checksum:
@@ -30,19 +30,19 @@ def verified(ref: BlobRef, data: bytes) -> bytes:
 
 
 def refs_of(group: Group) -> Iterator[BlobRef]:
-    """All that a group's episodes refer to, each once: turns that continue each other refer to the same routes."""
+    """Yield all blobs of a group's episodes once: turns that continue each other refer to the same routes."""
     yield from dict.fromkeys(ref for episode in group.episodes for ref in refs_of_episode(episode))
 
 
 def refs_of_episode(episode: Episode) -> Iterator[BlobRef]:
-    """Some perhaps more than once."""
+    """Yield the blobs of an episode, some perhaps more than once."""
     for turn in episode.turns:
         yield from (mask.blob for mask in turn.sampling_masks)
         yield from (routes.blob for routes in turn.routing)
 
 
 def check_group(blobs: BlobStore, group: Group, *, read: bool = False) -> None:
-    """`BlobLost` unless all that a group refers to is in the store. `read` also compares the bytes."""
+    """Raise `BlobLost` unless all blobs of a group are in the store. `read` also compares the bytes."""
     for ref in refs_of(group):
         if read:
             blobs.get(ref)

@@ -1,88 +1,89 @@
-"""Bulk data by reference: what is large travels through a blob store, and records carry where it is."""
+"""Refers to bulk data: large data travels through a blob store, and records say where it is."""
 
 import msgspec
 
 
 class BlobRef(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes in a `penstock.records.interfaces.BlobStore`. `key` is `scope/name`; a scope is deleted
-    as a whole."""
+    """Refers to bytes in a `penstock.records.interfaces.BlobStore`. A scope is deleted as a whole."""
 
     key: str
     """`scope/name`."""
     num_bytes: int
-    """Its size."""
+    """The size of the bytes."""
     checksum: int
     """CRC-32 of the bytes."""
 
 
 class MaskRef(msgspec.Struct, frozen=True, kw_only=True):
-    """A recorded sampling mask in the store: that of `num_tokens` tokens from `start` on.
+    """Refers to a recorded sampling mask in the store: that of `num_tokens` tokens from `start` on.
 
-    In a chunk or a turn `start` counts output tokens, in a sample all of its tokens."""
+    In a chunk or a turn `start` counts output tokens, in a sample all of its tokens.
+    """
 
     start: int
     """The first token."""
     num_tokens: int
-    """How many."""
+    """How many tokens."""
     vocab_size: int
-    """Of the model."""
+    """Size of the model's vocabulary."""
     blob: BlobRef
     """Where the mask is."""
 
     @property
     def end(self) -> int:
-        """One past the last token."""
+        """Return one past the last token."""
         return self.start + self.num_tokens
 
     def shifted(self, by: int) -> "MaskRef":
-        """The same mask, where `by` more tokens come before it."""
+        """Return the same mask for a sequence in which `by` more tokens precede it."""
         return msgspec.structs.replace(self, start=self.start + by)
 
 
 class RoutingShape(msgspec.Struct, frozen=True, kw_only=True):
-    """What a record of chosen experts must be like to fit a model."""
+    """Says what a record of chosen experts must be like to fit a model."""
 
     family: str
-    """Class of the model."""
+    """The model's class."""
     num_layers: int
-    """Routers, one in each layer that has experts."""
+    """Number of routers: one in each layer that has experts."""
     num_experts: int
-    """Among which each router chooses."""
+    """How many experts each router chooses from."""
     top_k: int
-    """How many it chooses for a token."""
+    """How many experts a router chooses for a token."""
 
     @property
     def id_bytes(self) -> int:
-        """Bytes of one id."""
+        """Return the bytes of one id."""
         return 1 if self.num_experts <= 256 else 2
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of all ids of a token."""
+        """Return the bytes of all ids of a token."""
         return self.num_layers * self.top_k * self.id_bytes
 
 
 class RoutingRef(msgspec.Struct, frozen=True, kw_only=True):
-    """Recorded routes in the store: the experts of `num_tokens` tokens from `start` on. Prompt tokens count too."""
+    """Refers to recorded routes in the store: the experts of `num_tokens` tokens from `start` on. Prompt tokens
+    count too."""
 
     start: int
     """The first token."""
     num_tokens: int
-    """How many."""
+    """How many tokens."""
     shape: RoutingShape
-    """Of the model that chose."""
+    """The shape of the model that chose."""
     blob: BlobRef
-    """Where they are."""
+    """Where the routes are."""
     first: int = 0
-    """The row of the blob that is the first token's."""
+    """The row of the first token in the blob."""
 
     @property
     def end(self) -> int:
-        """One past the last token."""
+        """Return one past the last token."""
         return self.start + self.num_tokens
 
     def within(self, start: int, end: int) -> "RoutingRef | None":
-        """The part of it that is of tokens `start` to `end`; None where there is none."""
+        """Return the part for tokens `start` to `end`, or None if there is none."""
         start, end = max(start, self.start), min(end, self.end)
         if start >= end:
             return None
@@ -92,23 +93,23 @@ class RoutingRef(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def routes_within(refs: "tuple[RoutingRef, ...]", start: int, end: int) -> "tuple[RoutingRef, ...]":
-    """What of these is of tokens `start` to `end`."""
+    """Return the parts of these for tokens `start` to `end`."""
     parts = (ref.within(start, end) for ref in refs)
     return tuple(part for part in parts if part is not None)
 
 
 def group_scope(number: int) -> str:
-    """The scope of all blobs of a group: they go when the group has been trained or dropped."""
+    """Return the scope of all blobs of a group, which are deleted when the group has been trained or dropped."""
     return f"group-{number}"
 
 
 def check_masks(what: str, masks: tuple[MaskRef, ...], num_tokens: int) -> None:
-    """Masks come in order, do not overlap and end within the tokens that they are of."""
+    """Check that masks are in order, do not overlap, and end within `num_tokens` tokens."""
     _check_order(f"{what}: its sampling masks", [(mask.start, mask.end) for mask in masks], num_tokens)
 
 
 def check_routes(what: str, routes: tuple[RoutingRef, ...], num_tokens: int) -> None:
-    """The same for recorded routes."""
+    """Check that recorded routes are in order, do not overlap, and end within `num_tokens` tokens."""
     _check_order(f"{what}: its routes", [(route.start, route.end) for route in routes], num_tokens)
 
 

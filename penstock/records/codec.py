@@ -1,4 +1,4 @@
-"""Records to bytes and back: msgpack, with numpy arrays as (dtype, shape, bytes)."""
+"""Encodes records as msgpack bytes, and decodes them. A numpy array becomes (dtype, shape, bytes)."""
 
 import functools
 from collections.abc import Callable
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 _PLAIN_KINDS = "biuf"
 COPIED_BYTES = 4096
-"""Below this, a copy costs less than a view."""
+"""Arrays below this size are copied, which costs less than a view."""
 
 
 def encode(record: Any) -> bytes:
@@ -20,12 +20,13 @@ def encode(record: Any) -> bytes:
 
 
 def decode(data: bytes | memoryview | msgspec.Raw, kind: type[T]) -> T:
-    """Validated decoding: a record of another shape is a `msgspec.ValidationError`, never half an object."""
+    """Decode and validate. Data of another shape raises `msgspec.ValidationError`, and never gives half an
+    object."""
     return decoder(kind)(data)
 
 
 def decoder(kind: type[T]) -> Callable[[bytes | memoryview | msgspec.Raw], T]:
-    """Decodes one kind of record, for whoever reads many of it."""
+    """Return a function that decodes one kind of record, for callers that decode many."""
     found: msgspec.msgpack.Decoder[T] = _decoder_of(kind)  # type: ignore[arg-type]
     return found.decode
 
@@ -46,7 +47,7 @@ def _to_plain(value: Any) -> Any:
 
 
 def _bytes_of(array: npt.NDArray[Any]) -> bytes | memoryview:
-    """In order. A large array is not copied for it, where it lies in order already."""
+    """Return the bytes in C order. A large array that is contiguous is not copied."""
     if array.nbytes < COPIED_BYTES:
         return array.tobytes()
     return np.ascontiguousarray(array).data.cast("B")

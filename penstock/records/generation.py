@@ -1,4 +1,4 @@
-"""What engines are asked for, and what they answer: token ids in, token ids out."""
+"""Defines what engines are asked for and what they answer: token ids in, token ids out."""
 
 from collections.abc import Sequence
 from math import inf, isfinite
@@ -14,24 +14,24 @@ FinishReason = Literal["stop", "length", "cancelled"]
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
-    """How tokens are drawn. Zero or one switches a filter off, as the defaults do."""
+    """Says how tokens are drawn. The defaults, zero or one, switch a filter off."""
 
     max_tokens: int = 256
-    """Longest output."""
+    """The longest output, in tokens."""
     min_tokens: int = 0
-    """Shortest output: before that no stop token is drawn."""
+    """The shortest output: before that, no stop token is drawn."""
     temperature: float = 1.0
     """0 takes the most likely token."""
     top_k: int = 0
-    """Draw from so many most likely tokens; 0 is off."""
+    """Draw from this many of the most likely tokens; 0 is off."""
     top_p: float = 1.0
-    """Draw from the most likely tokens that have this probability together; 1 is off."""
+    """Draw from the most likely tokens that together have this probability; 1 is off."""
     min_p: float = 0.0
-    """Leave out tokens below this share of the most likely one; 0 is off."""
+    """Drop tokens that are less likely than this share of the most likely one; 0 is off."""
     repetition_penalty: float = 1.0
-    """Above 1, tokens that are there already become less likely; 1 is off."""
+    """Above 1, tokens that already occur become less likely; 1 is off."""
     presence_penalty: float = 0.0
-    """Taken off the logits of tokens that were sampled already; 0 is off."""
+    """Subtracted from the logits of tokens that were sampled already; 0 is off."""
     stop_token_ids: tuple[int, ...] = ()
     """Tokens that end the output, and are part of it."""
     stop: tuple[str, ...] = ()
@@ -39,7 +39,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     logit_bias: dict[int, float] = {}
     """Added to the logits of tokens, by id."""
     seed: int | None = None
-    """Makes the draws repeatable; None does not."""
+    """A seed makes the draws repeatable."""
 
     def __post_init__(self) -> None:
         rules = (
@@ -58,11 +58,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def truncates(self) -> bool:
-        """Whether top-k, top-p or min-p may cut tokens out of the distribution."""
+        """Return whether top-k, top-p or min-p may cut tokens out of the distribution."""
         return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
 
     def not_replayed(self) -> tuple[str, ...]:
-        """What of it a trainer can't replay: its logprobs would be those of another distribution."""
+        """Return the settings that a trainer can't replay: its logprobs would be those of another distribution."""
         settings = {
             "repetition_penalty": self.repetition_penalty != 1,
             "presence_penalty": self.presence_penalty != 0,
@@ -72,7 +72,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(name for name, is_set in settings.items() if is_set)
 
     def draws_like(self, other: "SamplingParams") -> bool:
-        """Whether both draw a token from the same distribution. Where a generation ends and its seed may differ."""
+        """Return whether both draw a token from the same distribution. The seed and the end of a generation may
+        differ."""
         return self == other or self._distribution() == other._distribution()
 
     def _distribution(self) -> "SamplingParams":
@@ -80,16 +81,18 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Parent(msgspec.Struct, frozen=True, kw_only=True):
-    """Fork: the request continues request `id` after the first `keep` of its tokens (prompt and output)."""
+    """Forks an earlier request: the new one continues request `id` after the first `keep` of its tokens, prompt
+    and output."""
 
     id: str
     """The earlier request."""
     keep: int
-    """So many of its tokens are the same."""
+    """How many of its tokens are the same."""
 
 
 class GenerateRequest(Record, frozen=True, kw_only=True):
-    """Token ids in. `priority`: smaller is sooner (the runner gives the group's admission number)."""
+    """Asks an engine to continue token ids. A smaller `priority` is served sooner (the runner passes the group's
+    admission number)."""
 
     id: str
     """Unique among requests that are running."""
@@ -98,31 +101,32 @@ class GenerateRequest(Record, frozen=True, kw_only=True):
     sampling: SamplingParams
     """How to draw."""
     policy: str = DEFAULT_POLICY
-    """Whose weights to use."""
+    """The policy whose weights to use."""
     parent: Parent | None = None
     """An earlier request whose cache can be continued."""
     priority: int = 0
-    """Smaller is sooner."""
+    """A smaller number is served sooner."""
     chunk_tokens: int = 1
-    """A chunk is sent once this many tokens are there, and at the end."""
+    """A chunk is sent after this many tokens, and at the end."""
     record_sampling_mask: bool = False
-    """Whether to record which tokens truncation left."""
+    """Whether to record which tokens truncation kept."""
     record_routing: bool = False
-    """Whether to record the experts of a mixture, where the engine does so."""
+    """Whether to record the experts of a mixture model, if the engine can."""
     routing_start: int = 0
-    """The first token whose experts are asked for: those of earlier ones are known."""
+    """The first token whose experts to record: those of earlier tokens are known."""
     routing: tuple[RoutingRef, ...] = ()
-    """Where these are: an engine that must compute such tokens again does so with the same experts."""
+    """The experts of earlier tokens. An engine that must recompute these tokens uses the same experts."""
     routing_before: int = 0
-    """Where `routing_start` was before any of the output was known."""
+    """The value of `routing_start` before any output was known."""
     record_every: int = 0
-    """Recorded data goes into the blob store every so many tokens, so that another engine can go on from there; 0:
+    """Recorded data is stored after every so many tokens, so that another engine can continue from there; 0:
     only at the end."""
     blob_scope: str = "requests"
-    """Where in the blob store its recorded data goes. Whoever asked deletes the scope."""
+    """The scope of its recorded data in the blob store. The caller deletes the scope."""
     num_resumed: int = 0
-    """So many tokens at the end of `token_ids` are output that was sampled before: the answer goes on after them.
-    Limits, stop texts, penalties and draws count from the beginning of the output; chunks hold what is new."""
+    """How many tokens at the end of `token_ids` are output that was sampled before; the answer continues after
+    them. Limits, stop texts, penalties and draws count from the beginning of the output. Chunks hold only new
+    tokens."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.num_resumed <= min(len(self.token_ids), self.sampling.max_tokens - 1):
@@ -133,11 +137,11 @@ class GenerateRequest(Record, frozen=True, kw_only=True):
 
     @property
     def num_prompt(self) -> int:
-        """Tokens before its output."""
+        """Return how many tokens precede the output."""
         return len(self.token_ids) - self.num_resumed
 
     def from_beginning(self) -> "GenerateRequest":
-        """The same request with none of its output known. Experts that came with the output are asked for again."""
+        """Return the request without any output. Experts that were recorded with the output are asked for again."""
         if not self.num_resumed:
             return self
         return msgspec.structs.replace(
@@ -150,17 +154,19 @@ class GenerateRequest(Record, frozen=True, kw_only=True):
 
 
 class SamplingMask(Record, frozen=True, kw_only=True):
-    """The ids that truncation left, per sampled token; `penstock.records.sampling_masks` packs and reads them.
+    """Holds the ids that truncation kept, per sampled token; `penstock.records.sampling_masks` packs and reads
+    them.
 
     `words` holds token after token: its ids, ascending, or, where that takes fewer words, a little-endian
-    bitmask of the vocabulary: bit b of word w stands for id 32 w + b."""
+    bitmask of the vocabulary, in which bit b of word w stands for id 32 w + b.
+    """
 
     counts: IntArray
-    """Kept ids of each token; 0 means that nothing was cut."""
+    """How many ids each token kept; 0 means that nothing was cut."""
     words: IntArray
     """Ids or bitmasks, token after token."""
     vocab_size: int
-    """Of the model."""
+    """Size of the model's vocabulary."""
 
     def __post_init__(self) -> None:
         if len(self.words) != int(self.sizes.sum()):
@@ -171,7 +177,7 @@ class SamplingMask(Record, frozen=True, kw_only=True):
 
     @property
     def sizes(self) -> IntArray:
-        """Words of each token. Where they are fewer than its ids, they are a bitmask."""
+        """Return the number of words of each token. If a token has fewer words than ids, they are a bitmask."""
         return np.minimum(self.counts, self.bitmask_words(self.vocab_size))
 
     @staticmethod
@@ -180,25 +186,25 @@ class SamplingMask(Record, frozen=True, kw_only=True):
 
 
 class Chunk(Record, frozen=True, kw_only=True):
-    """Token ids out: aligned pieces of one generation. The last one carries `finish_reason`."""
+    """Carries the next tokens of one generation in aligned arrays. The last chunk has a `finish_reason`."""
 
     token_ids: IntArray
     """The next sampled tokens."""
     logprobs: FloatArray
-    """Of each, under the distribution that it was drawn from."""
+    """Logprob of each token, under the distribution that it was drawn from."""
     versions: IntArray
-    """The version that sampled each."""
+    """The version that sampled each token."""
     mixed: BoolArray | None = None
-    """Of each, whether keys and values of older weights were read when it was sampled; None where the engine can't
-    say."""
+    """Whether each token was sampled with keys and values of older weights in its context; None if the engine
+    does not know."""
     finish_reason: FinishReason | None = None
-    """Why the generation ended; None while it goes on."""
+    """Why the generation ended; None while it continues."""
     sampling_mask: MaskRef | None = None
-    """Of tokens up to the end of this chunk, those of earlier chunks among them."""
+    """The mask of tokens up to the end of this chunk, which may include earlier chunks."""
     routing: RoutingRef | None = None
-    """The experts of the tokens up to the last but one, from the request's `routing_start` on."""
+    """The experts of the tokens from the request's `routing_start` up to the last but one."""
     restarts: bool = False
-    """The generation has begun again with this chunk: earlier ones are void."""
+    """Whether the generation restarts with this chunk, so that earlier chunks are void."""
 
     def __post_init__(self) -> None:
         check_aligned("Chunk", self.token_ids, self.logprobs, self.versions)
@@ -207,18 +213,19 @@ class Chunk(Record, frozen=True, kw_only=True):
 
 
 def since_restart(chunks: Sequence[Chunk]) -> Sequence[Chunk]:
-    """The chunks that count: those since the generation began for the last time."""
+    """Return the chunks that count: those since the last restart."""
     begins = [number for number, chunk in enumerate(chunks) if chunk.restarts]
     return chunks[begins[-1] :] if begins else chunks
 
 
 class EngineReport(Record, frozen=True, kw_only=True):
-    """Health, served versions and capabilities of an engine, with cumulative counters.
+    """Reports health, served versions and capabilities of an engine, with cumulative counters.
 
-    `counters` holds at least `busy_s`, `tokens`, `requests`, `steps`."""
+    `counters` holds at least `busy_s`, `tokens`, `requests`, `steps`.
+    """
 
     name: str
-    """Of the engine."""
+    """The engine's name."""
     versions: dict[str, int]
     """The version that it serves, by policy."""
     capabilities: tuple[str, ...]
@@ -226,8 +233,8 @@ class EngineReport(Record, frozen=True, kw_only=True):
     num_running: int
     """Requests in its batch."""
     num_waiting: int
-    """Requests before it."""
+    """Requests that wait for the batch."""
     max_context: int
-    """Longest sequence that it serves."""
+    """The longest sequence that it serves."""
     counters: dict[str, float] = {}
     """What has been done since it started."""

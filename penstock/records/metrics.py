@@ -1,7 +1,7 @@
-"""Metrics that know how they are reduced: a rank reports what it can be merged from, not only a number.
+"""Defines metrics that know how they are reduced: a rank reports what can be merged, not only a number.
 
-Merging is exact for every kind: the metric of a step is the same on one rank and merged from several, up to the
-rounding of sums. A quantile is within `QUANTILE_ERROR` of the exact one, on any number of ranks.
+Merging is exact for every kind: the metric of a step is the same on one rank and merged from several, up to
+the rounding of sums. A quantile is within `QUANTILE_ERROR` of the exact one, on any number of ranks.
 """
 
 import math
@@ -22,7 +22,8 @@ QUANTILE_ERROR = 0.51e-3
 
 
 class Shared(Record, frozen=True, kw_only=True, tag="shared"):
-    """A fact of the whole step that every rank knows, such as its learning rate: the first rank's word counts."""
+    """Holds a fact of the whole step that every rank knows, such as its learning rate. The first rank's value is
+    used."""
 
     value: float
 
@@ -40,17 +41,17 @@ class Sum(Record, frozen=True, kw_only=True, tag="sum"):
 
 
 class Max(Record, frozen=True, kw_only=True, tag="max"):
-    """The largest of all ranks."""
+    """Takes the maximum over ranks."""
 
     value: float
 
     def plus(self, other: Self) -> Self:
-        """What is not a number stays visible."""
+        """Return the larger one. NaN wins, so that it stays visible."""
         return self if self.value >= other.value or math.isnan(self.value) else other
 
 
 class Mean(Record, frozen=True, kw_only=True, tag="mean"):
-    """`total` over `weight`: a sum over tokens and their number."""
+    """Divides `total` by `weight`: a sum over tokens by their number."""
 
     total: float
     weight: float
@@ -64,8 +65,8 @@ class Mean(Record, frozen=True, kw_only=True, tag="mean"):
 
 
 class Share(Record, frozen=True, kw_only=True, tag="share"):
-    """How much of the whole is in one part. Ranks report empty parts too, since their tokens are in the whole. It
-    has no value when the part is empty on every rank."""
+    """Tells how much of a whole is in one part. Ranks report empty parts too, since their tokens are in the
+    whole. It has no value when the part is empty on every rank."""
 
     part: float
     whole: float
@@ -79,7 +80,7 @@ class Share(Record, frozen=True, kw_only=True, tag="share"):
 
 
 class Spread(Record, frozen=True, kw_only=True, tag="spread"):
-    """The distance from the smallest to the largest."""
+    """Measures the distance from the smallest to the largest value."""
 
     low: float
     high: float
@@ -93,7 +94,7 @@ class Spread(Record, frozen=True, kw_only=True, tag="spread"):
 
 
 class Deviation(Record, frozen=True, kw_only=True, tag="deviation"):
-    """The standard deviation (of the population), from the squares of distances to the mean."""
+    """Computes the population standard deviation, from the sum of squared distances to the mean."""
 
     count: float
     mean: float
@@ -110,7 +111,7 @@ class Deviation(Record, frozen=True, kw_only=True, tag="deviation"):
         return math.sqrt(self.squares / max(1.0, self.count))
 
     def plus(self, other: Self) -> Self:
-        """Chan's formula for two parts."""
+        """Merge two parts with Chan's formula."""
         count = self.count + other.count
         if not count:
             return self
@@ -123,8 +124,8 @@ class Deviation(Record, frozen=True, kw_only=True, tag="deviation"):
 
 
 class SampleSize(Record, frozen=True, kw_only=True, tag="sample_size"):
-    """The effective sample size (Σw)² / (n Σw²) of importance weights: 1 when all are equal, 1/n when one outweighs
-    the rest. Sums are of exp(log w − offset), so that huge weights do not overflow."""
+    """Computes the effective sample size (Σw)² / (n Σw²) of importance weights: 1 when all are equal, 1/n when
+    one outweighs the rest. It sums exp(log w − offset), so that huge weights do not overflow."""
 
     count: float
     offset: float
@@ -156,8 +157,8 @@ class SampleSize(Record, frozen=True, kw_only=True, tag="sample_size"):
 
 
 class Quantile(Record, frozen=True, kw_only=True, tag="quantile"):
-    """A percentile of positive numbers, from a histogram of their logarithms in steps of `LOG_STEP`. Only bins that
-    hold something are kept, so numbers within a factor of two need at most 1,400."""
+    """Estimates a percentile of positive numbers, from a histogram of their logarithms in steps of `LOG_STEP`.
+    Only bins with content are kept, so numbers within a factor of two need at most 1,400."""
 
     percent: float
     bins: IntArray
@@ -166,7 +167,7 @@ class Quantile(Record, frozen=True, kw_only=True, tag="quantile"):
 
     @classmethod
     def each(cls, percents: Sequence[float], logs: Values) -> list[Self]:
-        """Several of the same numbers, which are given by their logarithms."""
+        """Return several percentiles of the same numbers, which are given as logarithms."""
         rounded = np.rint(np.clip(logs, -MAX_LOG, MAX_LOG) / LOG_STEP).astype(np.int64)
         first = int(rounded.min())
         counts = np.bincount(rounded - first)
@@ -176,7 +177,7 @@ class Quantile(Record, frozen=True, kw_only=True, tag="quantile"):
 
     @property
     def value(self) -> float:
-        """Interpolate between the two nearest numbers, as `numpy.percentile` does it."""
+        """Interpolate between the two nearest numbers, as `numpy.percentile` does."""
         rank = self.percent / 100 * (int(self.counts.sum()) - 1)
         below = math.floor(rank)
         ends = np.cumsum(self.counts)
@@ -196,11 +197,12 @@ class Quantile(Record, frozen=True, kw_only=True, tag="quantile"):
 
 
 Metric = Shared | Sum | Max | Mean | Share | Spread | Deviation | SampleSize | Quantile
-"""A metric by the way it is reduced over micro-batches and ranks. Each has a `value`, and `plus` merges two."""
+"""A metric, by how it is reduced over micro-batches and ranks. Each has a `value`, and `plus` merges two."""
 
 
 def merge_metrics(ranks: Sequence[dict[str, Metric]]) -> dict[str, Metric]:
-    """The metrics of a step from those of its ranks. A rank without tokens of some kind may leave a metric out."""
+    """Merge the metrics of the ranks into those of the step. A rank without tokens of some kind may leave a
+    metric out."""
     merged: dict[str, Metric] = {}
     for rank in ranks:
         for name, metric in rank.items():
@@ -209,7 +211,7 @@ def merge_metrics(ranks: Sequence[dict[str, Metric]]) -> dict[str, Metric]:
 
 
 def metric_values(metrics: dict[str, Metric]) -> dict[str, float]:
-    """What is shown and written."""
+    """Return the values that are shown and written; metrics without a value are left out."""
     values = {name: metric.value for name, metric in metrics.items()}
     return {name: value for name, value in values.items() if value is not None}
 

@@ -1,6 +1,7 @@
-"""What is known of a group that still runs: pieces of turns, answers of calls, ended episodes and their scores.
+"""Records what is known of a group that still runs: parts of turns, results of calls, ended episodes and their
+scores.
 
-A journal keeps these, so that another process goes on with the group from there.
+A journal keeps these, so that another process can continue the group from there.
 """
 
 from collections.abc import Collection, Iterable, Iterator
@@ -14,68 +15,68 @@ from penstock.records.scores import Score
 
 
 class TurnPart(Record, frozen=True, kw_only=True):
-    """Tokens of a turn, as they were sampled."""
+    """Holds consecutive tokens of a turn, as they were sampled."""
 
     group: int
-    """Its number."""
+    """The number of the group."""
     episode: int
-    """Which of the group's."""
+    """The index of the episode in its group."""
     turn: int
-    """Counted in the order in which the episode asked for them."""
+    """The number of the turn, in the order in which the episode asked for turns."""
     policy: str = DEFAULT_POLICY
-    """Whose versions the tokens have."""
+    """The policy that the versions of the tokens belong to."""
     key: bytes
-    """Of the request. Another one in this place is not answered from here."""
+    """A digest of the request. A different request with the same number is not answered from here."""
     start: int
-    """Output tokens before these. 0 begins the turn, or begins it anew."""
+    """How many output tokens precede these. 0 begins the turn, or restarts it."""
     chunk: Chunk
     """The tokens."""
 
     @property
     def end(self) -> int:
-        """Output tokens up to here."""
+        """Return how many output tokens there are up to the end of this part."""
         return self.start + len(self.chunk.token_ids)
 
 
 class CallAnswer(Record, frozen=True, kw_only=True):
-    """What a call gave that an episode made through its rollout."""
+    """Holds the result of a call that an episode made through its rollout."""
 
     group: int
-    """Its number."""
+    """The number of the group."""
     episode: int
-    """Which of the group's."""
+    """The index of the episode in its group."""
     call: int
-    """Counted in the order in which the episode made them."""
+    """The number of the call, in the order in which the episode made them."""
     key: bytes
-    """Of the function and its arguments. Another call in this place is made again."""
+    """A digest of the function and its arguments. A different call with the same number is made again."""
     answer: bytes
-    """As JSON."""
+    """The result as JSON."""
 
 
 class EpisodeScore(Record, frozen=True, kw_only=True):
-    """The score of one episode of a group that still runs."""
+    """Holds the score of one episode of a group that still runs."""
 
     group: int
-    """Its number."""
+    """The number of the group."""
     episode: int
-    """Which of the group's."""
+    """The index of the episode in its group."""
     score: Score
-    """What it is worth."""
+    """The score of the episode."""
 
 
 class WorkProgressed(Record, frozen=True, kw_only=True, tag="work"):
-    """What groups that still run have done since the last such record."""
+    """Records what groups that still run have done since the last such record."""
 
     turns: tuple[TurnPart, ...] = ()
     """New tokens of turns that are under way."""
     calls: tuple[CallAnswer, ...] = ()
-    """What calls through `rollout.call` gave."""
+    """Results of calls through `rollout.call`."""
     scores: tuple[EpisodeScore, ...] = ()
-    """Of episodes whose group is not scored yet."""
+    """Scores of episodes whose group is not scored yet."""
 
     @property
     def groups(self) -> Collection[int]:
-        """The numbers of the groups that it speaks of."""
+        """Return the numbers of the groups in this record."""
         return {
             *(part.group for part in self.turns),
             *(answer.group for answer in self.calls),
@@ -85,17 +86,17 @@ class WorkProgressed(Record, frozen=True, kw_only=True, tag="work"):
 
 @dataclass(slots=True)
 class PartialGroup:
-    """All of this of one group. Turns and calls are by the number of their episode and their own, episodes and
-    scores by the episode's."""
+    """Collects the unfinished work of one group. Turns and calls are keyed by episode and number, episodes and
+    scores by episode."""
 
     turns: dict[tuple[int, int], list[TurnPart]] = field(default_factory=dict)
     calls: dict[tuple[int, int], CallAnswer] = field(default_factory=dict)
     episodes: dict[int, Episode] = field(default_factory=dict)
-    """Those that have ended well."""
+    """The successful episodes."""
     scores: dict[int, Score] = field(default_factory=dict)
 
     def add(self, number: int, work: WorkProgressed) -> None:
-        """The part of a record that is about this group."""
+        """Add what a record says about this group."""
         for part in work.turns:
             if part.group == number:
                 self.add_part(part)
@@ -107,7 +108,8 @@ class PartialGroup:
                 self.scores[one.episode] = one.score
 
     def add_part(self, part: TurnPart) -> None:
-        """What was known beyond its start is void. One that does not follow what is known is left out."""
+        """Add a part. Known parts that reach beyond its start become void. A part that does not follow the known
+        ones is ignored."""
         place = (part.episode, part.turn)
         known = [one for one in self.turns.get(place, ()) if one.end <= part.start and one.key == part.key]
         if part.start == (known[-1].end if known else 0):
@@ -116,7 +118,7 @@ class PartialGroup:
             self.turns[place] = known
 
     def end_episode(self, episode: Episode) -> None:
-        """It is known as a whole now."""
+        """Replace the partial turns and calls of an episode by the finished episode."""
         index = episode.index
         self.episodes[index] = episode
         self.turns = {place: parts for place, parts in self.turns.items() if place[0] != index}
@@ -130,7 +132,7 @@ class PartialGroup:
             self.turns[place] = kept
 
     def versions(self, policy: str) -> list[IntArray]:
-        """Of the tokens that it has of a policy, part by part."""
+        """Return the versions of all known tokens of a policy, part by part."""
         ended = [
             turn.versions
             for episode in self.episodes.values()
@@ -142,12 +144,12 @@ class PartialGroup:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of turns that an episode will not have to sample again."""
+        """Return how many tokens of unfinished turns need not be sampled again."""
         return sum(parts[-1].end for parts in self.turns.values())
 
 
 def blobs_of(parts: Iterable[TurnPart]) -> Iterator[BlobRef]:
-    """What the parts refer to."""
+    """Yield the blobs that the parts refer to."""
     for part in parts:
         if part.chunk.sampling_mask is not None:
             yield part.chunk.sampling_mask.blob

@@ -1,6 +1,6 @@
-"""Chosen experts: stored by an engine, fetched by the trainer.
+"""Stores and fetches records of chosen experts, which engines make and the trainer reads.
 
-A record is a (tokens, layers, k) array of ids, one byte each, or two where there are more than 256 experts.
+A record is a (tokens, layers, k) array of ids, one byte each, or two if there are more than 256 experts.
 """
 
 from typing import Any
@@ -20,20 +20,20 @@ def id_dtype(shape: RoutingShape) -> np.dtype[np.unsignedinteger[Any]]:
 
 
 def no_routes(shape: RoutingShape, num_tokens: int = 0) -> Routes:
-    """Zeros, for so many tokens."""
+    """Return zeros for `num_tokens` tokens."""
     return np.zeros((num_tokens, shape.num_layers, shape.top_k), dtype=id_dtype(shape))
 
 
 def store_routes(
     blobs: BlobStore, key: str, routes: Routes, shape: RoutingShape, *, start: int
 ) -> RoutingRef:
-    """Put the routes of tokens from `start` on into the store."""
+    """Store the routes of the tokens from `start` on."""
     data = np.ascontiguousarray(routes, dtype=id_dtype(shape)).tobytes()
     return RoutingRef(start=start, num_tokens=len(routes), shape=shape, blob=blobs.put(key, data))
 
 
 def check_routing(ref: RoutingRef, shape: RoutingShape | None) -> None:
-    """`BlobLost` unless a record is of a model like this one; None is a dense model."""
+    """Raise `BlobLost` unless the record is of a model with this shape; None stands for a dense model."""
     if shape is None:
         raise BlobLost(
             f"blob {ref.blob.key} is a record of {_words(ref.shape)}, and the model has no experts"
@@ -45,7 +45,7 @@ def check_routing(ref: RoutingRef, shape: RoutingShape | None) -> None:
 
 
 def fetch_routes(blobs: BlobStore, ref: RoutingRef) -> Routes:
-    """The routes that a reference stands for. `BlobLost` where they are missing, damaged or of another shape."""
+    """Fetch routes. Raise `BlobLost` if they are missing, damaged or of another shape."""
     data, shape = blobs.get(ref.blob), ref.shape
     num_rows, rest = divmod(len(data), max(1, shape.token_bytes))
     if rest or num_rows < ref.first + ref.num_tokens:

@@ -1,6 +1,7 @@
-"""Sampling masks: packed and stored by an engine, fetched and read by the trainer.
+"""Packs, stores and reads sampling masks, which engines record and the trainer fetches.
 
-A token's kept ids are stored as they are, or as a bitmask of the vocabulary where that takes fewer words.
+The kept ids of a token are stored as they are, or as a bitmask of the vocabulary where that takes fewer
+words.
 """
 
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ _WORD = np.dtype("<i4")
 
 
 class Packed(NamedTuple):
-    """Part of a mask on its way to one: `counts` and `words` of some tokens, as in `SamplingMask`."""
+    """Holds part of a mask: `counts` and `words` of some tokens, as in `SamplingMask`."""
 
     counts: list[int]
     words: IntArray
@@ -26,7 +27,7 @@ NO_WORDS: IntArray = np.zeros(0, dtype=np.int32)
 
 
 def pack_mask(kept: Sequence[IntArray], vocab_size: int) -> SamplingMask:
-    """The mask of tokens with these kept ids, ascending; no ids: nothing was cut."""
+    """Make the mask of tokens that kept these ids, ascending. No ids means that nothing was cut."""
     counts = np.array([len(ids) for ids in kept], dtype=np.int32)
     ids = np.concatenate(kept) if kept else NO_WORDS
     words = shorten(counts, ids, np.ones(len(counts), dtype=np.bool_), vocab_size)
@@ -34,14 +35,14 @@ def pack_mask(kept: Sequence[IntArray], vocab_size: int) -> SamplingMask:
 
 
 def pack_token(ids: IntArray, vocab_size: int) -> Packed:
-    """What is kept at one token."""
+    """Pack the kept ids of one token."""
     if len(ids) <= SamplingMask.bitmask_words(vocab_size):
         return Packed([len(ids)], ids)
     return Packed([len(ids)], pack_mask([ids], vocab_size).words)
 
 
 def first_tokens(packed: Packed, count: int, vocab_size: int) -> Packed:
-    """The part of it that belongs to its first `count` tokens."""
+    """Return the part that belongs to the first `count` tokens."""
     if count == len(packed.counts):
         return packed
     most = SamplingMask.bitmask_words(vocab_size)
@@ -56,7 +57,8 @@ def join_packed(parts: Sequence[Packed], vocab_size: int) -> SamplingMask:
 
 
 def shorten(counts: IntArray, words: IntArray, holds_ids: BoolArray, vocab_size: int) -> IntArray:
-    """The words of tokens that are held as ids or as bitmasks, with a bitmask wherever that takes fewer."""
+    """Replace ids by a bitmask wherever that takes fewer words. `holds_ids` marks the tokens whose words are
+    ids."""
     most = SamplingMask.bitmask_words(vocab_size)
     changes = holds_ids & (counts > most)
     if not changes.any():
@@ -72,7 +74,7 @@ def shorten(counts: IntArray, words: IntArray, holds_ids: BoolArray, vocab_size:
 
 
 def kept_ids(mask: SamplingMask, tokens: IntArray) -> tuple[IntArray, IntArray]:
-    """How many ids each of these tokens kept, and the ids, joined and ascending within a token."""
+    """Return how many ids each of these tokens kept, and the ids, joined and ascending within a token."""
     counts, sizes = mask.counts[tokens], mask.sizes[tokens]
     starts = (np.cumsum(mask.sizes, dtype=np.int64) - mask.sizes)[tokens]
     before = np.cumsum(sizes, dtype=np.int64) - sizes
@@ -88,7 +90,7 @@ def kept_ids(mask: SamplingMask, tokens: IntArray) -> tuple[IntArray, IntArray]:
 
 
 def store_mask(blobs: BlobStore, key: str, mask: SamplingMask, *, start: int = 0) -> MaskRef:
-    """Put the mask of output tokens from `start` on into the store: its counts, then its words."""
+    """Store the mask of the output tokens from `start` on: its counts, then its words."""
     data = mask.counts.astype(_WORD, copy=False).tobytes() + mask.words.astype(_WORD, copy=False).tobytes()
     return MaskRef(
         start=start, num_tokens=len(mask.counts), vocab_size=mask.vocab_size, blob=blobs.put(key, data)
@@ -96,7 +98,7 @@ def store_mask(blobs: BlobStore, key: str, mask: SamplingMask, *, start: int = 0
 
 
 def fetch_mask(blobs: BlobStore, ref: MaskRef) -> SamplingMask:
-    """The mask that a reference stands for. `BlobLost` where it is missing, damaged or of another shape."""
+    """Fetch a mask. Raise `BlobLost` if it is missing, damaged or of another shape."""
     data = blobs.get(ref.blob)
     try:
         numbers: IntArray = np.frombuffer(data, dtype=_WORD)

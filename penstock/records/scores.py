@@ -1,4 +1,4 @@
-"""What episodes are worth."""
+"""Defines scores of episodes, their steps and their tokens."""
 
 import math
 from collections.abc import Sequence
@@ -10,11 +10,11 @@ from penstock.records.base import FloatArray, Record, check_aligned
 from penstock.records.episodes import Episode, Group, Sample, Task, Turn
 
 LARGEST_REWARD = float(np.finfo(np.float32).max)
-"""What float32 holds: a trainer computes with it."""
+"""The largest float32, since trainers compute with float32."""
 
 
 def fits_float32(number: float) -> bool:
-    """Whether it stays a finite number in the trainer, which computes with float32."""
+    """Return whether the number stays finite in the trainer, which computes with float32."""
     try:
         return math.isfinite(number) and abs(float(number)) <= LARGEST_REWARD
     except OverflowError:  # an int that no float can hold
@@ -22,44 +22,44 @@ def fits_float32(number: float) -> bool:
 
 
 class StepScore(Record, frozen=True, kw_only=True):
-    """The value of a part of an episode: tokens start..end of a turn's output."""
+    """Holds the value of a part of an episode: tokens start..end of a turn's output."""
 
     turn: int
     """Which turn of the episode, from 0."""
     start: int
-    """First token of the step in the output of the turn."""
+    """The first token of the step in the output of the turn."""
     end: int
-    """One past its last."""
+    """One past its last token."""
     value: float
-    """What the step is worth."""
+    """The value of the step."""
 
 
 class TokenColumn(Record, frozen=True, kw_only=True):
-    """A named value for each token of a turn's output, for a loss that reads it (`LossTokens.columns`)."""
+    """Holds a named value for each token of a turn's output, for a loss that reads it (`LossTokens.columns`)."""
 
     turn: int
     """Which turn of the episode, from 0."""
     name: str
-    """By which a loss finds it."""
+    """The name by which a loss finds it."""
     values: FloatArray
-    """One per token of the turn's output."""
+    """One value per token of the turn's output."""
 
 
 class Score(Record, frozen=True, kw_only=True):
-    """What an episode is worth: one value, the named parts that it is made of, values of steps, and what else
-    the scorer knows of single tokens."""
+    """Says what an episode is worth: one value, its named parts, values of steps, and what else the scorer knows
+    of single tokens."""
 
     value: float
     """The reward."""
     parts: dict[str, float] = {}
-    """What it is made of, by name: `reward_NAME` in the metrics."""
+    """The parts of the reward, by name: `reward_NAME` in the metrics."""
     steps: tuple[StepScore, ...] = ()
     """Values of parts of the episode, for token advantages."""
     columns: tuple[TokenColumn, ...] = ()
     """Values of single tokens, for the loss."""
 
     def misfit(self, episode: Episode) -> str | None:
-        """What its steps or columns name that the episode does not have; None when all is there."""
+        """Describe the first step or column that does not fit the episode; return None if all fit."""
         lengths = [len(turn.output_ids) for turn in episode.turns]
         for step in self.steps:
             if not 0 <= step.turn < len(lengths):
@@ -81,18 +81,18 @@ class Score(Record, frozen=True, kw_only=True):
 
 
 class ScoredGroup(Record, frozen=True, kw_only=True):
-    """A group with one score per episode."""
+    """Pairs a group with one score per successful episode."""
 
     group: Group
-    """The episodes."""
+    """The group of episodes."""
     scores: tuple[Score, ...]
-    """One per good episode, in their order."""
+    """One score per successful episode, in their order."""
 
     def __post_init__(self) -> None:
         check_aligned("ScoredGroup", self.group.episodes, self.scores)
 
     def samples(self, episode: int) -> tuple[Sample, ...]:
-        """An episode's samples, with the columns that its score brings."""
+        """Return an episode's samples, with the columns of its score."""
         samples = self.group.episodes[episode].samples()
         columns = self.scores[episode].columns
         if not columns:
@@ -103,7 +103,7 @@ class ScoredGroup(Record, frozen=True, kw_only=True):
     def of(
         cls, answers: Sequence[Turn], rewards: Sequence[float | Score], *, number: int = 0
     ) -> "ScoredGroup":
-        """Answers to one prompt, and what each is worth: for loops of one's own, without a task."""
+        """Make a group of answers to one prompt and their rewards, for your own loops without a task."""
         task = Task(id=f"task{number}", prompt="")
         episodes = [
             Episode(task_id=task.id, turns=(turn,), index=index) for index, turn in enumerate(answers)
@@ -113,12 +113,12 @@ class ScoredGroup(Record, frozen=True, kw_only=True):
 
     @property
     def values(self) -> FloatArray:
-        """The scores' values, without their parts."""
+        """Return the values of the scores, without their parts."""
         return np.array([score.value for score in self.scores], dtype=np.float32)
 
 
 def _with_columns(sample: Sample, columns: tuple[TokenColumn, ...]) -> Sample:
-    """Every column of the episode, so that all its samples have the same ones."""
+    """Add every column of the episode to the sample, so that all its samples have the same columns."""
     placed = {column.name: np.zeros(len(sample.token_ids), dtype=np.float32) for column in columns}
     spans = {span.turn: span for span in sample.turns}
     for column in columns:

@@ -1,8 +1,8 @@
-"""An agent that is a program: it is started for every episode and speaks to the run as to OpenAI's API.
+"""Runs a command as an agent: it is started for every episode and uses the run through OpenAI's API.
 
-It finds `OPENAI_BASE_URL`, `OPENAI_API_KEY`, `PENSTOCK_MODEL` and `PENSTOCK_EPISODE_URL` in its environment and
-the task as one JSON object in its standard input. A last line of its standard output such as `{"reward": 0.5}`
-is its reward. Exit codes other than 0 make a failed episode; 75 (EX_TEMPFAIL) one that is run again.
+Its environment has `OPENAI_BASE_URL`, `OPENAI_API_KEY`, `PENSTOCK_MODEL` and `PENSTOCK_EPISODE_URL`, and its
+standard input is the task as one JSON object. A last line of standard output such as `{"reward": 0.5}` sets
+the reward. An exit code other than 0 fails the episode; after 75 (EX_TEMPFAIL) the episode is retried.
 """
 
 import asyncio
@@ -22,19 +22,19 @@ from penstock.records import Score, Task
 from penstock.rollout.episode_rollout import Rollout
 
 KEPT_BYTES = 64 * 1024
-"""Of what a program writes, the last so many are kept."""
+"""How much of a program's output is kept: its last bytes."""
 
 
 class AgentFailed(Exception):
-    """A program ended with an exit code that is not 0."""
+    """Raised when a program ends with an exit code other than 0."""
 
 
 class AgentUnavailable(AgentFailed, ConnectionError):
-    """It ended with the exit code for "try again later" (75, EX_TEMPFAIL of sysexits.h)."""
+    """Raised when a program ends with the exit code for "try again later" (75, EX_TEMPFAIL of sysexits.h)."""
 
 
 class CommandWorkflow:
-    """`Workflow` of a command. Agents are in the process group of their worker, and so end with it."""
+    """Runs a command as a `Workflow`. Agents are in the process group of their worker, and so end with it."""
 
     def __init__(self, command: str) -> None:
         try:
@@ -74,7 +74,7 @@ class CommandWorkflow:
 
 
 def environment(rollout: Rollout) -> dict[str, str]:
-    """What a program inherits from its worker, and how it reaches its episode."""
+    """Return the environment of a program: its worker's, and the variables by which it reaches its episode."""
     endpoint = rollout.endpoint
     return os.environ | {
         "OPENAI_BASE_URL": endpoint.base_url,
@@ -85,14 +85,14 @@ def environment(rollout: Rollout) -> dict[str, str]:
 
 
 def task_json(task: Task) -> bytes:
-    """The task as agents read it: its id, its prompt, and its columns beside these."""
+    """Encode the task as agents read it: an object with its id, its prompt and its columns."""
     prompt = msgspec.to_builtins(task.prompt)
     return msgspec.json.encode({**task.columns, "id": task.id, "prompt": prompt}) + b"\n"
 
 
 def reward_in(output: bytes) -> Score | None:
-    """The reward in the last line of an output; None where that is something else. How large its numbers may be is
-    for the episode to say."""
+    """Parse the reward in the last line of an output; return None if that line is something else. The episode
+    checks how large the numbers may be."""
     lines = output.decode(errors="replace").strip().splitlines()
     try:
         found: Any = json.loads(lines[-1]) if lines else None
@@ -107,8 +107,8 @@ def reward_in(output: bytes) -> Score | None:
 
 
 def end_tree(pid: int) -> None:
-    """Kill a process and what it has started, stopped first so that it starts no more meanwhile. What has left
-    its parents is left to the end of the worker."""
+    """Kill a process and its descendants. Each is stopped first, so that it starts no further ones meanwhile.
+    Processes that have left their parents end with the worker."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, signal.SIGSTOP)
     children = Path(f"/proc/{pid}/task/{pid}/children")
@@ -120,7 +120,7 @@ def end_tree(pid: int) -> None:
 
 
 async def _write(pipe: asyncio.StreamWriter, data: bytes) -> None:
-    """An agent need not read its task."""
+    """Write to a pipe that may be closed: an agent need not read its task."""
     with contextlib.suppress(ConnectionError):
         pipe.write(data)
         await pipe.drain()

@@ -1,4 +1,4 @@
-"""The `rollout` section: how many attempts at a task, how they are sampled, and what an attempt is."""
+"""Defines the `rollout` section: how many attempts at a task, how they are sampled, and what an attempt is."""
 
 from pydantic import Field, field_validator
 
@@ -8,14 +8,14 @@ from penstock.records import DEFAULT_POLICY, SamplingParams
 
 
 class AgentsConfig(Section):
-    """How agents reach the run."""
+    """Sets how agents reach the run."""
 
     host: str = "127.0.0.1"
     """The address that rollout workers listen on. Every episode has a key of its own, so another machine's
     agents may reach it; there is no TLS."""
     models: dict[str, str] = Field(default_factory=dict)
     """The policy that answers for each model name that agents ask for, beside `policy` and the run's own model;
-    `"*"` stands for every other name. A run serves one policy so far, `policy`."""
+    `"*"` stands for every other name. A run serves one policy, `policy`."""
 
     @field_validator("models")
     @classmethod
@@ -30,7 +30,7 @@ class AgentsConfig(Section):
 
 
 class RolloutConfig(Section):
-    """How many attempts are made at a task, how they are sampled, and what an attempt is."""
+    """Sets how many attempts are made at a task, how they are sampled, and what an attempt is."""
 
     group_size: int = Field(default=8, ge=1)
     """Episodes per task that are compared with each other (G)."""
@@ -49,32 +49,35 @@ class RolloutConfig(Section):
     stop: tuple[str, ...] = ()
     """Strings that end an answer."""
     chunk_tokens: int = Field(default=32, ge=1)
-    """Tokens that an engine gathers before it sends them: fewer messages, later sight of partial answers."""
+    """Tokens that an engine gathers before it sends them. More means fewer messages and later partial
+    answers."""
     workflow: str | None = None
-    """What an attempt is: `file.py:function` or `module:function` of an `async def workflow(task, rollout)`, or the
-    URL of an environment, or the command of an agent (`python agent.py`) that speaks to the run as to OpenAI's
-    API. Without one, the prompt goes in and one answer comes out. A task's column `workflow` goes before it."""
+    """What an attempt is: `file.py:function` or `module:function` of an `async def workflow(task, rollout)`,
+    the URL of an environment, or the command of an agent (`python agent.py`) that uses the run through
+    OpenAI's API. Unset: the model answers the prompt once. A task's column `workflow` takes precedence."""
     workers: int = Field(default=1, ge=0)
-    """Processes that run workflows and answer agents. 0 runs workflows in the controller, where a call that blocks
-    stops the whole run and no limit of CPU time or memory holds; for commands it is one."""
+    """Processes that run workflows and answer agents. 0 runs workflows in the controller, where a call that
+    blocks stops the whole run and limits of CPU time and memory do not apply; commands still get one
+    process."""
     episodes_per_worker: int = Field(default=128, ge=1)
-    """Episodes that such a process runs at once, each in a thread of its own."""
+    """Episodes that each of these processes runs at once, each in its own thread."""
     timeout_s: float = Field(default=1800.0, gt=0)
-    """The longest time an episode may take. Then it has failed; a process that hangs in it is replaced."""
+    """Time limit of an episode. Past it the episode fails, and a process that hangs in it is replaced."""
     retries: int = Field(default=5, ge=0)
-    """How often an episode is run again whose workflow could not reach something (`ConnectionError`,
-    `TimeoutError`, an answer of 429 or 503, …), after 1, 2, 4 … seconds. Its finished turns and calls are not made
-    again."""
+    """How often an episode is retried when its workflow could not reach something (`ConnectionError`,
+    `TimeoutError`, an answer of 429 or 503, …), after 1, 2, 4 … seconds. Its finished turns and calls are not
+    repeated."""
     cpu_s: float = Field(default=0.0, ge=0)
-    """CPU time of one episode; those that a process runs at once have it together. Past it the process is replaced.
-    0: as long as `timeout_s`."""
+    """CPU time of one episode. Episodes that a process runs at once pool theirs; past the total the process is
+    replaced. 0: as much as `timeout_s`."""
     memory_gb: float = Field(default=0.0, ge=0)
-    """Memory of a process that runs workflows. 0: half of the machine's."""
+    """Memory limit of a process that runs workflows. 0: half of the machine's memory."""
     max_turns: int = Field(default=0, ge=0)
-    """The most turns of an episode; 0 is no limit. A further one is refused, and the episode ends with those
-    that it has."""
+    """The most turns of an episode; 0 is no limit. A further turn is refused, and the episode ends with the
+    turns that it has."""
     max_episode_tokens: int = Field(default=0, ge=0)
-    """The most tokens that an episode may sample, all turns together; 0 is no limit. The last turn is cut there."""
+    """The most tokens that an episode may sample, all turns together; 0 is no limit. The last turn is cut
+    there."""
     agents: AgentsConfig = AgentsConfig()
     http: HttpConfig = HttpConfig()
 

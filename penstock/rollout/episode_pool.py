@@ -1,5 +1,5 @@
-"""Episodes on worker processes. One that hangs in a call costs itself: its process takes no new ones, and is
-replaced when the others have ended."""
+"""Runs episodes on worker processes. An episode that hangs in a call costs only itself: its process gets no new
+episodes, and is replaced when its others have ended."""
 
 from collections.abc import Callable, Sequence
 
@@ -12,11 +12,11 @@ from penstock.rollout.episode_spec import EpisodeSpec
 from penstock.rollout.rollout_process import Outcome
 
 SILENCE_S = 30.0
-"""A worker answers at the latest this long after an episode's time limit, or it hangs as a whole."""
+"""A worker that has not answered this long after an episode's time limit hangs as a whole."""
 
 
 class EpisodePool:
-    """`penstock.rollout.episode_runner.EpisodeRunner` over a pool of workers, with `capacity` episodes in each."""
+    """Runs episodes on a worker pool, as an `EpisodeRunner`, with `capacity` episodes in each worker."""
 
     def __init__(
         self,
@@ -26,7 +26,7 @@ class EpisodePool:
         start_s: float = START_S,
         silence_s: float = SILENCE_S,
         max_deaths: int = MAX_DEATHS_IN_A_ROW,
-        told: Callable[[str], None] = lambda words: None,
+        report: Callable[[str], None] = lambda words: None,
     ) -> None:
         kind: CallKind[EpisodeSpec, Outcome] = CallKind(
             worker="rollout",
@@ -34,11 +34,11 @@ class EpisodePool:
             "rollout.cpu_s)",
             task=lambda spec: ((spec.label, spec.group), spec.index, f"task {spec.task.id!r}"),
             limit_s=lambda spec: spec.timeout_s + silence_s,
-            late=lambda spec: "the process that ran the episode answered no more",
+            late=lambda spec: "the process that ran the episode stopped answering",
             spoils=lambda outcome: outcome.stuck,
         )
         places = [(worker, capacity) for worker in workers]
-        self._pool = WorkerPool(places, kind, start_s=start_s, max_deaths=max_deaths, told=told)
+        self._pool = WorkerPool(places, kind, start_s=start_s, max_deaths=max_deaths, report=report)
 
     async def run(self, spec: EpisodeSpec) -> Episode:
         try:
@@ -47,7 +47,7 @@ class EpisodePool:
             return failed_episode(spec, TIMEOUT if error.is_late else WORKER_DIED, str(error))
         except RemoteError as error:
             if error.kind == ChannelClosed.__name__:
-                # An engine is gone, not this worker: whoever watches engines knows more.
+                # An engine is gone, not this worker; the supervision of engines reports why.
                 raise ChannelClosed(str(error)) from None
             raise
 

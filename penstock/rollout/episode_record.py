@@ -1,4 +1,4 @@
-"""What one episode has done, and what it may still do: its turns and its tokens are limited."""
+"""Records what one episode has done, and enforces its limits of turns and tokens."""
 
 import difflib
 import math
@@ -16,30 +16,30 @@ from penstock.rollout.episode_spec import EpisodeSpec
 
 
 class EpisodeLimit(PenstockError):
-    """An episode has used up its turns or its tokens."""
+    """Raised when an episode has used up its turns or its tokens."""
 
 
 @dataclass(slots=True)
 class EpisodeRecord:
-    """Whoever asked for it: a rollout and its twin share one, and the twin may be used in another thread."""
+    """Holds what a rollout and its twin share; the twin may be used in another thread."""
 
     spec: EpisodeSpec
     num_begun: int = 0
     num_reserved: int = 0
-    """Tokens of turns that are done, and the most that those under way may come to."""
+    """Tokens of finished turns, plus the most that turns under way may sample."""
     turns: dict[int, Turn] = field(default_factory=dict)
-    """Those that are finished, by their number."""
+    """The finished turns, by number."""
     rewrites: dict[str, int] = field(default_factory=dict)
     engine_error: Exception | None = None
     is_limited: bool = False
-    """It has asked for more than it may have."""
+    """Whether the episode has asked for more turns or tokens than it may have."""
     reward: float | None = None
     parts: dict[str, float] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def begin_turn(self, sampling: Mapping[str, Any], *, trains: bool) -> tuple[int, SamplingParams]:
-        """The number of the next turn, and how it is sampled within what the episode has left. `sampling` overrides
-        the episode's settings; `trains`: its tokens may come into the loss."""
+        """Return the number of the next turn, and its sampling settings within what the episode has left.
+        `sampling` overrides the episode's settings; `trains`: the turn's tokens may be trained on."""
         spec = self.spec
         with self._lock:
             number = self.num_begun
@@ -60,17 +60,17 @@ class EpisodeRecord:
         return number, settings
 
     def give_back(self, num_tokens: int) -> None:
-        """A turn has not made so many of the tokens that were reserved for it."""
+        """Return tokens that were reserved for a turn and not sampled."""
         with self._lock:
             self.num_reserved -= num_tokens
 
     def in_order(self) -> tuple[Turn, ...]:
-        """The finished turns, in the order in which they were begun."""
+        """Return the finished turns in the order in which they were begun."""
         turns = dict(self.turns)
         return tuple(turns[number] for number in sorted(turns))
 
     def set_reward(self, value: float, parts: Mapping[str, float]) -> None:
-        """The last word counts."""
+        """Set the reward. A later call replaces it."""
         numbers = {"reward": _float(value), **{name: _float(part) for name, part in parts.items()}}
         for name, number in numbers.items():
             if not fits_float32(number):
@@ -88,7 +88,7 @@ def _float(value: float) -> float:
 
 
 def turn_number(turn: Turn) -> int:
-    """Its place among the turns of its episode."""
+    """Return the number of a turn within its episode."""
     return int(turn.id.rpartition(".")[2])
 
 

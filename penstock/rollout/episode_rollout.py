@@ -1,7 +1,7 @@
-"""What a workflow is given: an engine, a tokenizer, and numbers of its own for every turn.
+"""Gives a workflow its engine, its tokenizer, and its own seed and request id for every turn.
 
-Contexts are token ids. Text becomes ids once, when it is rendered or appended; what was sampled stays as it was
-sampled, so that the trainer sees the very tokens that the engine drew.
+Contexts are token ids. Text becomes ids once, when it is rendered or appended. Sampled tokens stay as they
+were sampled, so the trainer sees the very tokens that the engine drew.
 """
 
 import asyncio
@@ -33,22 +33,22 @@ from penstock.records.blobs import routes_within
 from penstock.records.interfaces import Tokenizer
 from penstock.rollout.episode_record import EpisodeRecord, turn_number
 from penstock.rollout.episode_spec import EpisodeSpec, check_replayed
-from penstock.rollout.kept_calls import KeepCall, KeptCalls, keep_nothing
+from penstock.rollout.replayed_calls import KeepCall, ReplayedCalls, keep_nothing
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """An address that speaks OpenAI's API, for one episode."""
+    """Describes an address that serves OpenAI's API for one episode."""
 
     base_url: str
-    """What OpenAI's client calls `base_url`."""
+    """The `base_url` of OpenAI's client."""
     api_key: str
     """The key of the episode: it gives access until the episode is over."""
     model: str
-    """A name that the address knows the policy by."""
+    """A name under which the address serves the policy."""
 
     @property
     def episode_url(self) -> str:
-        """`GET` gives the task, `POST …/reward` takes the reward."""
+        """Return the address of the episode itself: `GET` gives the task, `POST …/reward` takes the reward."""
         return f"{self.base_url.removesuffix('/v1')}/episodes/{self.api_key}"
 
 
@@ -61,19 +61,19 @@ OnChunk = Callable[[Chunk], None]
 
 
 def ignore_chunk(chunk: Chunk) -> None:
-    """Take no notice: the caller wants whole turns only."""
+    """Ignore the chunk, for callers that want whole turns only."""
 
 
 class TokenSource(Protocol):
-    """All that a rollout needs of an engine."""
+    """Generates tokens: all that a rollout needs of an engine."""
 
     def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]: ...
 
 
 class Rollout:
-    """One episode's access to the run: `tokenizer` is the model's, `spec` says which attempt of which group it is.
-    Turns may be asked for one after the other or at once; they are numbered in the order in which they were asked
-    for."""
+    """Gives one episode access to the run. `tokenizer` is the model's, and `spec` says which attempt of which
+    group it is. Turns may be generated one after another or at once; they are numbered in the order of the
+    calls."""
 
     def __init__(
         self,
@@ -85,11 +85,12 @@ class Rollout:
         record: EpisodeRecord | None = None,
         keeps: bool = True,
     ) -> None:
-        """`keep_call` is told what calls gave, so that they need not be made again after a restart."""
+        """Set up the episode's access; `keep_call` stores the results of calls, so that a restart need not
+        repeat them."""
         self.spec = spec
         self.tokenizer = tokenizer
         self._engine = engine
-        self._calls = KeptCalls(spec, keep_call)
+        self._calls = ReplayedCalls(spec, keep_call)
         self._earlier = {turn_number(turn): turn for turn in spec.turns}
         self._record = record or EpisodeRecord(spec)
         self._keeps = keeps
@@ -98,18 +99,19 @@ class Rollout:
         self._endpoint: Endpoint | None = None
 
     def twin(self, engine: TokenSource) -> "Rollout":
-        """The same episode for another event loop, with an engine of that loop. Turns of both are numbered
-        together; those of the twin are part of the episode once they are kept."""
+        """Return this episode for another event loop, with an engine of that loop. Both number their turns
+        together, and turns of the twin are part of the episode once they are kept."""
         return Rollout(self.spec, engine, self.tokenizer, record=self._record, keeps=False)
 
     @property
     def engine_error(self) -> Exception | None:
-        """What an engine raised other than a refusal: the run must know, whatever the workflow does with it."""
+        """Return what an engine raised, refusals aside: the run must know, whatever the workflow does with the
+        error."""
         return self._record.engine_error
 
     @property
     def endpoint(self) -> Endpoint:
-        """Where this episode can be reached over HTTP, as OpenAI's API, with a key of its own."""
+        """Return the address of this episode's own OpenAI API, with its key."""
         if self._endpoint is None:
             raise RuntimeError(
                 "rollout.endpoint needs a process of its own; set rollout.workers to 1 or more"
@@ -118,68 +120,69 @@ class Rollout:
 
     @endpoint.setter
     def endpoint(self, endpoint: Endpoint) -> None:
-        """Set by the process that listens there."""
+        """Set the address; called by the process that listens there."""
         self._endpoint = endpoint
 
     @property
     def rewrites(self) -> dict[str, int]:
-        """How often earlier messages were rewritten, by whom."""
+        """Return how often earlier messages were rewritten, by `client` or by `template`."""
         return dict(self._record.rewrites)
 
     def note_rewrite(self, who: str) -> None:
-        """The client or the template has rewritten what was said before."""
+        """Count that `who` has rewritten earlier messages: `client` or `template`."""
         self._record.rewrites[who] = self._record.rewrites.get(who, 0) + 1
 
     @property
     def is_limited(self) -> bool:
-        """Whether it has asked for more than it may have."""
+        """Return whether the episode has asked for more turns or tokens than it may have."""
         return self._record.is_limited
 
     def note_limit(self) -> None:
-        """It has asked for more turns or tokens than it may have."""
+        """Record that the episode has asked for more turns or tokens than it may have."""
         self._record.is_limited = True
 
     @property
     def reward(self) -> float | None:
-        """What was said that the episode is worth."""
+        """Return the reward that the workflow or agent has set, if any."""
         return self._record.reward
 
     @property
     def parts(self) -> dict[str, float]:
-        """What the reward is made of."""
+        """Return the named parts of that reward."""
         return self._record.parts
 
     def set_reward(self, value: float, parts: Mapping[str, float] | None = None) -> None:
-        """The last word counts."""
+        """Set the reward of the episode. A later call replaces it."""
         self._record.set_reward(value, parts or {})
 
     def keep(self, turns: Iterable[Turn]) -> None:
-        """These turns of a twin were sent to whoever asked for them: they are part of the episode."""
+        """Make turns of a twin part of the episode, since they were sent to the client that asked for them."""
         self._record.turns.update((turn_number(turn), turn) for turn in turns)
 
     def forget(self, turns: Iterable[Turn]) -> None:
-        """Take back turns that the workflow has not seen after all."""
+        """Remove turns that the client has not received after all."""
         for turn in turns:
             self._record.turns.pop(turn_number(turn), None)
 
     @property
     def task(self) -> Task:
-        """What is attempted."""
+        """Return the task that the episode attempts."""
         return self.spec.task
 
     @property
     def turns(self) -> tuple[Turn, ...]:
-        """The turns that are finished, in the order in which they were begun."""
+        """Return the finished turns, in the order in which they were begun."""
         return self._record.in_order()
 
     def render(self, messages: str | Messages) -> list[int]:
-        """Chat messages through the model's template, opened for its answer; plain text as the tokenizer has it."""
+        """Tokenise a prompt: chat messages through the model's template, ready for an answer; plain text as it
+        is."""
         prompt = messages if isinstance(messages, str) else _messages(messages)
         return self.tokenizer.encode_prompt(prompt)
 
     def continue_(self, turn: Turn, addition: str | Messages) -> list[int]:
-        """The context after `turn`: its tokens as they are, then the addition. Text is appended as it is; messages
-        as the chat template puts them between two answers."""
+        """Return the context after `turn`: its tokens unchanged, then the addition. Text is appended as it is;
+        messages as the chat template puts them between two answers."""
         if isinstance(addition, str):
             added = self.tokenizer.encode(addition)
         else:
@@ -196,9 +199,10 @@ class Rollout:
         on_chunk: OnChunk = ignore_chunk,
         **sampling: Any,
     ) -> Turn:
-        """One turn after `context`. `parent` is an earlier turn that begins alike, whose cache the engine can go on
-        from; without one, the longest turn that `context` continues is taken. `on_chunk` is told what was sampled
-        as it comes. `sampling` overrides fields of `SamplingParams`, such as `max_tokens` or `temperature`."""
+        """Generate one turn after `context`. `parent` is an earlier turn with the same beginning, whose cache
+        the engine can reuse; unset takes the longest turn that `context` continues. `on_chunk` is called with
+        each chunk as it is sampled. `sampling` overrides fields of `SamplingParams`, such as `max_tokens` or
+        `temperature`."""
         if self._over:
             raise RuntimeError(f"episode {self.spec.name} is over: it can't generate any more")
         policy = policy or DEFAULT_POLICY
@@ -246,7 +250,8 @@ class Rollout:
 
     @contextmanager
     def _asking_engine(self) -> Iterator[None]:
-        """`close` cancels what is in it. Errors of the engine, other than a refusal, are the run's to know."""
+        """Track the current task, so that `close` can cancel it. Record engine errors other than refusals, for
+        the run to see."""
         task = asyncio.current_task()
         assert task is not None
         self._generating.add(task)
@@ -267,20 +272,20 @@ class Rollout:
         return turn
 
     async def call(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-        """What `function` gives for these arguments, awaited if need be: a tool, an environment. A workflow
-        that runs again after a restart gets here what the call gave before, and it is not made again. So what it
-        gives must be JSON (lists, dicts, strings, numbers), and comes as JSON has it."""
+        """Call `function` with these arguments, await the result if needed, and return it: for tools and
+        environments. A workflow that runs again after a restart gets the earlier result without the call. So
+        a result must be JSON (lists, dicts, strings, numbers), and is returned as JSON decodes it."""
         return await self._calls.call(function, arguments, named)
 
     def close(self) -> None:
-        """The episode is over: turns that are still being made are cancelled, and no new one begins."""
+        """End the episode: cancel turns that are being generated, and refuse new ones."""
         self._over = True
         for task in self._generating:
             task.cancel()
 
     def _turn_of(self, request: GenerateRequest, parent: Turn | None, chunks: Sequence[Chunk]) -> Turn:
-        """Make a turn of its chunks. Where truncation cuts the distribution, what was kept is recorded too:
-        without it the trainer's ratios would be biased."""
+        """Make a turn of its chunks. Where sampling truncates the distribution, the kept tokens are recorded
+        too: without them the trainer's ratios would be biased."""
         finish_reason = _finish_reason(chunks)
         whole = joined_chunk(chunks)
         return Turn(
@@ -305,7 +310,7 @@ class Rollout:
         return np.asarray(context, dtype=np.int32)
 
     def _continued(self, token_ids: IntArray, policy: str) -> Turn | None:
-        """The longest turn of the policy whose tokens `token_ids` begins with."""
+        """Return the longest turn of the policy whose tokens are a prefix of `token_ids`."""
         if not self._record.turns:
             return None
         found = [
@@ -324,7 +329,7 @@ def _messages(messages: Messages) -> tuple[Message, ...]:
 
 
 def _whole(turn: Turn) -> Chunk:
-    """All that was sampled of a turn, as it would have come at once."""
+    """Return the output of a turn as one chunk."""
     return Chunk(
         token_ids=turn.output_ids,
         logprobs=turn.logprobs,
@@ -339,21 +344,21 @@ def _asks_the_same(turn: Turn, token_ids: IntArray, settings: SamplingParams, po
 
 
 def _fork(parent: Turn | None, token_ids: IntArray) -> Parent | None:
-    """As much of the parent's cache as is right for these tokens."""
+    """Refer to as much of the parent's cache as matches these tokens."""
     keep = _common(parent.token_ids, token_ids) if parent is not None else 0
     return Parent(id=parent.id, keep=keep) if parent is not None and keep else None
 
 
 def _known_routes(earlier: Turn | None, token_ids: IntArray, policy: str) -> tuple[RoutingRef, ...]:
-    """The routes of an earlier turn for the tokens that both begin with: those need not be sent again. The last
-    token is always computed anew, since the answer is drawn from it."""
+    """Return an earlier turn's routes for the tokens that both share at the beginning: these need not be sent
+    again. The last token is always computed anew, since the answer is drawn from it."""
     if earlier is None or earlier.policy != policy:
         return ()
     return routes_within(earlier.routing, 0, min(_common(earlier.token_ids, token_ids), len(token_ids) - 1))
 
 
 def _common(one: IntArray, other: IntArray) -> int:
-    """How many tokens both begin with."""
+    """Return the length of the common prefix."""
     size = min(len(one), len(other))
     differs = np.flatnonzero(one[:size] != other[:size])
     return int(differs[0]) if differs.size else size

@@ -1,4 +1,4 @@
-"""From a workflow to an episode, which may have failed: what a workflow does wrong is data, not an error."""
+"""Runs a workflow as an episode. An error of the workflow makes a failed episode, not an exception."""
 
 import asyncio
 import traceback
@@ -13,23 +13,23 @@ from penstock.records import Episode, Score, Turn
 from penstock.records.interfaces import Tokenizer
 from penstock.rollout.episode_rollout import Rollout, TokenSource
 from penstock.rollout.episode_spec import EpisodeSpec
-from penstock.rollout.kept_calls import KeepCall, keep_nothing
+from penstock.rollout.replayed_calls import KeepCall, keep_nothing
 from penstock.rollout.workflow import Workflow, Workflows
 
 WORKFLOW_ERROR = "workflow_error"
-"""The workflow raised, or returned something that is no episode."""
+"""The workflow raised, or returned something invalid."""
 UNAVAILABLE = "workflow_unavailable"
-"""The workflow could not reach something; a moment later it may."""
+"""The workflow had a transient error: it could not reach something, and a retry may help."""
 TIMEOUT = "timeout"
 """The episode took longer than `rollout.timeout_s`."""
 REFUSED = "refused"
-"""No engine can ever serve a turn that it asked for."""
+"""No engine can ever serve a turn that the workflow asked for."""
 WORKER_DIED = "worker_died"
-"""The process that ran the workflow ended, or answered no more."""
+"""The process that ran the workflow ended, or stopped answering."""
 
 
 class EpisodeRunner(Protocol):
-    """Runs episodes, many at once. It raises only for what ends the run; a failed episode is an `Episode`."""
+    """Runs episodes, many at once. It raises only what ends the run; a failed episode is an `Episode`."""
 
     async def run(self, spec: EpisodeSpec) -> Episode: ...
 
@@ -37,7 +37,8 @@ class EpisodeRunner(Protocol):
 
 
 class LocalEpisodes:
-    """`EpisodeRunner` on the event loop of its caller: a workflow that blocks stops everything else there."""
+    """Runs episodes on the event loop of its caller, as an `EpisodeRunner`. A workflow that blocks stops
+    everything else there."""
 
     def __init__(
         self,
@@ -47,8 +48,8 @@ class LocalEpisodes:
         keep_call: KeepCall = keep_nothing,
         http: HttpConfig | None = None,
     ) -> None:
-        """`keep_call` is told what calls through rollouts gave; services that tasks name are asked as `http`
-        says."""
+        """Set up the runner. `keep_call` stores the results of calls through rollouts, and `http` configures
+        services that tasks name."""
         self._engine = engine
         self._tokenizer = tokenizer
         self._workflows = Workflows(workflow, http)
@@ -63,7 +64,8 @@ class LocalEpisodes:
 
 
 async def run_episode(workflow: Workflow, rollout: Rollout) -> Episode:
-    """Run a workflow to its end, or to its time limit. Errors of engines travel; those of the workflow do not."""
+    """Run a workflow to its end or its time limit. Errors of engines are raised; those of the workflow make a
+    failed episode."""
     spec = rollout.spec
     limit = asyncio.timeout(spec.timeout_s)
     try:
@@ -93,7 +95,7 @@ async def run_episode(workflow: Workflow, rollout: Rollout) -> Episode:
 
 
 def failed_episode(spec: EpisodeSpec, failure: str, message: str, rollout: Rollout | None = None) -> Episode:
-    """A failed episode, with the turns that the rollout has of it where that is at hand."""
+    """Return a failed episode, with the turns of the rollout if one is given."""
     return Episode(
         task_id=spec.task.id,
         turns=() if rollout is None else rollout.turns,
@@ -124,8 +126,8 @@ def _episode(result: Any, rollout: Rollout) -> Episode:
 
 
 def _cut_short(rollout: Rollout) -> Episode:
-    """An episode that ended because it may have no more turns, tokens or context is worth nothing, unless somebody
-    said otherwise. It did not fail: or to go on for ever would cost a policy nothing."""
+    """Return an episode that reached its limit of turns, tokens or context. It is worth nothing unless a reward
+    was set. It did not fail: otherwise a policy could generate forever at no cost."""
     if rollout.reward is None:
         rollout.set_reward(0.0)
     return _made(rollout, rollout.turns)
@@ -143,7 +145,7 @@ def _made(rollout: Rollout, turns: tuple[Turn, ...]) -> Episode:
 
 
 def _path_to(turn: Turn, turns: tuple[Turn, ...]) -> tuple[Turn, ...]:
-    """The turn and those that it continues, oldest first."""
+    """Return the turn and those that it continues, oldest first."""
     by_id = {one.id: one for one in turns}
     path = [turn]
     while (parent := by_id.get(path[-1].parent or "")) is not None:
@@ -152,13 +154,13 @@ def _path_to(turn: Turn, turns: tuple[Turn, ...]) -> tuple[Turn, ...]:
 
 
 def _is_cancelled() -> bool:
-    """Whether somebody outside cancelled this task, rather than the workflow something of its own."""
+    """Return whether this task was cancelled from outside, rather than by the workflow."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
 def _describe(error: BaseException) -> str:
-    """The error and where it was raised."""
+    """Return the error as text, with the line that raised it."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {error}{where}"

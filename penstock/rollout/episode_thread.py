@@ -1,4 +1,4 @@
-"""Runs a coroutine in a thread with an event loop of its own, so that code that blocks in it stops nobody else."""
+"""Runs a coroutine in its own thread and event loop, so that blocking code in it stops nothing else."""
 
 import asyncio
 import contextlib
@@ -14,8 +14,8 @@ T = TypeVar("T")
 
 
 async def run_in_thread(begin: Callable[[], Coroutine[Any, Any, T]], *, name: str) -> T:
-    """What `begin()` comes to in a thread. Cancelling the caller cancels it there, as soon as its loop runs again;
-    a thread that blocks is left behind, and its outcome is thrown away."""
+    """Return the result of `begin()`, run in a thread. Cancelling the caller cancels the work as soon as its
+    loop runs again. A thread that blocks is left behind, and its result is discarded."""
     here = asyncio.get_running_loop()
     answer: asyncio.Future[T] = here.create_future()
     there: list[tuple[asyncio.AbstractEventLoop, asyncio.Task[T]]] = []
@@ -43,7 +43,7 @@ async def run_in_thread(begin: Callable[[], Coroutine[Any, Any, T]], *, name: st
             result = asyncio.run(main())
         except BaseException as error:
             failure = RuntimeError("the thread's work was cancelled") if _is_exit(error) else error
-        # The caller's loop may have been closed meanwhile: then nobody waits for this any more.
+        # The caller's loop may have been closed meanwhile; then the result is not needed.
         with contextlib.suppress(RuntimeError):
             here.call_soon_threadsafe(settle, result, failure)
 
@@ -58,9 +58,9 @@ async def run_in_thread(begin: Callable[[], Coroutine[Any, Any, T]], *, name: st
                 loop.call_soon_threadsafe(task.cancel)
 
 
-class EngineOfAnotherLoop:
-    """`TokenSource` for coroutines of a thread: requests run on the engine's own loop, and a turn's
-    chunks come over together."""
+class CrossLoopEngine:
+    """Serves coroutines of a thread as a `TokenSource`. Requests run on the engine's own loop, and the chunks of
+    a turn are passed on together."""
 
     def __init__(self, engine: TokenSource, loop: asyncio.AbstractEventLoop) -> None:
         self._engine = engine
@@ -77,5 +77,5 @@ class EngineOfAnotherLoop:
 
 
 def _is_exit(error: BaseException) -> bool:
-    """What must not be raised in the caller as itself."""
+    """Return whether an error must not be raised in the caller as it is."""
     return isinstance(error, asyncio.CancelledError | KeyboardInterrupt | SystemExit)

@@ -1,4 +1,4 @@
-"""From a task to a group: G episodes at once, the failed ones kept apart."""
+"""Runs a task's group: G episodes at once, with the failed ones kept apart."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -9,11 +9,11 @@ from penstock.rollout.episode_runner import REFUSED, UNAVAILABLE, EpisodeRunner
 from penstock.rollout.episode_spec import TRAINING, EpisodeSpec, check_replayed
 
 FAILED_EPISODES = "failed_episodes"
-"""Too few episodes of the group were good."""
+"""Too few episodes of the group succeeded."""
 
 
 class RolloutRunner:
-    """Runs groups. Of a group, at least two episodes must be good (one, where it has one): fewer can't be
+    """Runs groups. At least two episodes of a group must succeed (one, in groups of one): fewer can't be
     compared."""
 
     def __init__(
@@ -29,7 +29,7 @@ class RolloutRunner:
         max_turns: int = 0,
         max_episode_tokens: int = 0,
     ) -> None:
-        """The last two are limits of an episode; 0 is none."""
+        """Set up a runner; `max_turns` and `max_episode_tokens` limit an episode, and 0 means no limit."""
         if label == TRAINING:
             check_replayed(sampling)
         self._episodes = episodes
@@ -51,9 +51,9 @@ class RolloutRunner:
         done: Mapping[int, Episode] | None = None,
         calls: Sequence[CallAnswer] = (),
     ) -> Group:
-        """All episodes of one group. `ended` is told of each as it ends; those in `done`, by index, have ended
-        before, and `calls` the others have made before. Raises `RolloutFailed` when too few are good, and what ends
-        the run."""
+        """Run all episodes of one group. `ended` is called with each episode as it ends. `done` holds episodes
+        that ended before, by index, and `calls` the calls that the others have made before. Raise
+        `RolloutFailed` when too few succeed, and pass on errors that end the run."""
         known = done or {}
 
         async def run(index: int) -> Episode:
@@ -80,8 +80,8 @@ class RolloutRunner:
             f"the first ({first.failure}): {first.message}"
         )
         reasons = {episode.failure or "" for episode in group.failures}
-        told = reasons.pop() if len(reasons) == 1 and reasons <= {REFUSED, UNAVAILABLE} else FAILED_EPISODES
-        raise RolloutFailed(message, told)
+        reason = reasons.pop() if len(reasons) == 1 and reasons <= {REFUSED, UNAVAILABLE} else FAILED_EPISODES
+        raise RolloutFailed(message, reason)
 
     def _spec(self, number: int, index: int, task: Task, calls: tuple[CallAnswer, ...]) -> EpisodeSpec:
         return EpisodeSpec(

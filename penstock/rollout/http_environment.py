@@ -1,11 +1,12 @@
-"""An environment by URL: it says what the policy sees, and what its answers lead to.
+"""Runs an environment behind a URL, which returns observations and rewards for the policy's answers.
 
     POST URL/reset   {"episode": "g12.3", "task": {"id", "prompt", …columns}}   →  {"observation": …}
     POST URL/step    {"episode": "g12.3", "turn": 0, "action": "…"}   →  {"observation": …, "reward": 0, "done":
     false}
 
-An observation is text or chat messages; after `reset` it may be missing, and the task's prompt is shown. Rewards
-of steps add up. `episode` and `turn` let a service know a request that comes again after a broken connection.
+An observation is text or chat messages. After `reset` it may be missing; then the task's prompt is used.
+Rewards of steps add up. `episode` and `turn` let a service recognise a request that is repeated after a
+broken connection.
 """
 
 from typing import Any
@@ -18,7 +19,7 @@ from penstock.rollout.episode_rollout import Rollout
 
 
 class HttpEnvironment:
-    """`Workflow` of a service."""
+    """Runs episodes in the environment of a service, as a `Workflow`."""
 
     def __init__(self, url: str, config: HttpConfig | None = None) -> None:
         self._url = url.rstrip("/")
@@ -36,14 +37,14 @@ class HttpEnvironment:
             body = {"episode": name, "turn": number, "action": turn.text}
             came = await self._post(rollout, "step", body)
             reward += _number(came.get("reward", 0.0))
-            rollout.set_reward(reward)  # what it is worth if it may have no further turn
+            rollout.set_reward(reward)  # the reward if the episode may have no further turn
             if came.get("done"):
                 break
             turn = await rollout.generate(rollout.continue_(turn, came["observation"]))
         return reward
 
     async def _post(self, rollout: Rollout, what: str, body: dict[str, Any]) -> dict[str, Any]:
-        """What it gave is kept, as that of any call through a rollout: a step is not taken twice."""
+        """Call the service through the rollout, which keeps the result: no step is taken twice."""
         answer = await rollout.call(self._calls.post, f"{self._url}/{what}", body)
         if not isinstance(answer, dict) or (
             what == "step" and not answer.get("done") and "observation" not in answer

@@ -1,10 +1,10 @@
-"""Episodes again whose workflow failed for a while: what it could not reach may be there a moment later.
+"""Retries episodes whose workflow failed with a transient error.
 
-    run ─► workflow_unavailable ─► wait 1, 2, 4 … s ─► run again, with the turns and calls that there were
+    run ─► workflow_unavailable ─► wait 1, 2, 4 … s ─► run again, with the turns and calls so far
      └───► anything else: that is the episode
 
-A workflow that runs again is given the turns that were finished, and what its calls through the rollout gave, as
-after a restart: neither is made twice.
+A retried workflow gets its finished turns and the results of its calls through the rollout, as after a
+restart. Neither is made twice.
 """
 
 import asyncio
@@ -17,11 +17,12 @@ from penstock.http_server.http_calls import retry_wait_s
 from penstock.records import CallAnswer, Episode
 from penstock.rollout.episode_runner import UNAVAILABLE, EpisodeRunner
 from penstock.rollout.episode_spec import EpisodeSpec
-from penstock.rollout.kept_calls import KeepCall, keep_nothing
+from penstock.rollout.replayed_calls import KeepCall, keep_nothing
 
 
 class CallsSoFar:
-    """What calls of episodes under way gave. `keep` stands before `then`, which is told of each."""
+    """Records the results of calls that running episodes have made. `keep` has the form of a `KeepCall` and
+    passes each on to `then`."""
 
     def __init__(self, then: KeepCall = keep_nothing) -> None:
         self._then = then
@@ -32,7 +33,7 @@ class CallsSoFar:
         await self._then(answer)
 
     def of(self, spec: EpisodeSpec) -> tuple[CallAnswer, ...]:
-        """Those that it was begun with, and those since."""
+        """Return the results that the episode started with, and those since."""
         known = {answer.call: answer for answer in spec.calls}
         if not spec.is_evaluation:
             known |= self._by_episode.get((spec.group, spec.index), {})
@@ -44,8 +45,8 @@ class CallsSoFar:
 
 
 class RetryingEpisodes:
-    """`EpisodeRunner` around another. `calls` hears of the calls of its episodes; `told` of each try but the first,
-    with how many there were in all."""
+    """Wraps another `EpisodeRunner`. `calls` must see the calls of its episodes. `report` is called before each
+    retry with the failed episode, the number of retries so far, and the wait."""
 
     def __init__(
         self,
@@ -53,12 +54,12 @@ class RetryingEpisodes:
         calls: CallsSoFar,
         *,
         retries: int,
-        told: Callable[[Episode, int, float], None] = lambda episode, count, wait_s: None,
+        report: Callable[[Episode, int, float], None] = lambda episode, count, wait_s: None,
     ) -> None:
         self._episodes = episodes
         self._calls = calls
         self._retries = retries
-        self._told = told
+        self._report = report
         self._num_retries = 0
 
     async def run(self, spec: EpisodeSpec) -> Episode:
@@ -69,7 +70,7 @@ class RetryingEpisodes:
                     return episode
                 waits = retry_wait_s(attempt)
                 self._num_retries += 1
-                self._told(episode, self._num_retries, waits)
+                self._report(episode, self._num_retries, waits)
                 await asyncio.sleep(waits)
                 turns = {turn.id: turn for turn in (*spec.turns, *episode.turns)}
                 spec = msgspec.structs.replace(spec, turns=tuple(turns.values()), calls=self._calls.of(spec))

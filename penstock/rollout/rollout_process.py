@@ -1,8 +1,8 @@
-"""What a process that runs workflows is told first, and then asked. The worker's side is
+"""Defines the messages of a process that runs workflows: its start, and its calls. The worker's side is
 `penstock.worker.rollout_role`.
 
-Calls go both ways over the one channel: the controller asks for episodes, and an episode asks the controller's
-engines for its turns and tells it what its calls gave.
+Calls go both ways over one channel. The controller asks for episodes. An episode asks the controller's
+engines for its turns, and sends it the results of its calls.
 """
 
 from typing import Any, Protocol
@@ -15,32 +15,33 @@ from penstock.rollout.episode_spec import EpisodeSpec
 
 
 class RolloutStart(msgspec.Struct, frozen=True, kw_only=True):
-    """The first message of a worker that runs workflows."""
+    """Starts a worker that runs workflows, as the first message to it."""
 
     model: str
-    """Whose tokenizer it loads."""
+    """The model whose tokenizer the worker loads."""
     trust_remote_code: bool = False
     template_args: dict[str, Any] = {}
-    """What its chat template gets beside the messages."""
+    """Arguments of the chat template beside the messages."""
     workflow: str | None
     max_context: int = 1 << 20
-    """The longest sequence that engines take."""
+    """The longest sequence that engines accept."""
     host: str = "127.0.0.1"
-    """Where it listens for agents."""
+    """The address on which the worker listens for agents."""
     model_names: dict[str, str] = {}
-    """Further names of models that agents may ask for, with the policies that answer."""
+    """Further model names that agents may ask for, each with its policy."""
     streams: bool = True
-    """Agents are sent answers as they come, if they ask for it. Not where new weights make answers begin again."""
+    """Whether agents may stream answers. False where new weights make answers restart."""
     http: dict[str, Any] = {}
-    """How environments are asked that are named by URL."""
+    """The `HttpConfig` for environments that are named by URL."""
     cpu_s: float = 1800.0
-    """CPU time of one episode."""
+    """CPU time of one episode; episodes that run at once pool theirs."""
     search_path: tuple[str, ...]
-    """Folders that user modules may be imported from, first of all."""
+    """Folders that user modules are imported from, before all others."""
 
 
 class Outcome(Record, frozen=True, kw_only=True):
-    """An episode as it ended; `stuck` says that its thread did not: a call in it blocks past the time limit."""
+    """Holds an ended episode. `stuck` says that its thread has not ended: a call in it blocks past the time
+    limit."""
 
     episode: Episode
     stuck: bool = False
@@ -53,7 +54,7 @@ class RolloutProcess(Protocol):
 
 
 class CallKeeper(Protocol):
-    """The controller, for calls that episodes make through their rollouts."""
+    """Stores, in the controller, the results of calls that episodes make through their rollouts."""
 
     async def keep_call(self, answer: CallAnswer) -> None: ...
 

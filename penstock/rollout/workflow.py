@@ -1,13 +1,13 @@
-"""What an episode is: a workflow turns a task into turns, which it asks its rollout for.
+"""Defines workflows: a workflow turns a task into turns, which it generates through its rollout.
 
     async def workflow(task, rollout):
         turn = await rollout.generate(task.prompt)
         if not right(turn.text):
             await rollout.generate(rollout.continue_(turn, "Look again."))
 
-A workflow is such a function or an object with a method `run(task, rollout)`. It returns an `Episode`; or a `Turn`,
-which stands for itself and the turns that it continues; or nothing, which stands for all turns that were made; or a
-number or a `Score`, which is what all these are worth. Or it is the command of an agent, which speaks OpenAI's API.
+A workflow is such a function, or an object with a method `run(task, rollout)`. It returns one of these: an
+`Episode`; a `Turn`, which stands for itself and the turns that it continues; None, which stands for all
+turns; a number or a `Score`, which is the reward of all turns. A command or a URL can be a workflow too.
 """
 
 import inspect
@@ -26,21 +26,21 @@ Result = Episode | Turn | Score | float | None
 
 
 class Workflow(Protocol):
-    """One attempt at a task. One object runs many episodes at once, so it keeps nothing of theirs."""
+    """Makes attempts at tasks. One object runs many episodes at once, so it must not keep state of an episode."""
 
     def run(self, task: Task, rollout: Rollout) -> Awaitable[Result]:
         """Attempt the task with turns that `rollout` generates. An exception makes the episode a failed one."""
 
 
 class SingleTurn:
-    """The simplest workflow: the prompt goes in, one answer comes out."""
+    """Answers the prompt with one turn: the default workflow."""
 
     async def run(self, task: Task, rollout: Rollout) -> Turn:
         return await rollout.generate(task.prompt)
 
 
 class FunctionWorkflow:
-    """A function as a workflow."""
+    """Wraps a function as a workflow."""
 
     def __init__(self, function: Callable[[Task, Rollout], Awaitable[Result]]) -> None:
         self._function = function
@@ -50,7 +50,7 @@ class FunctionWorkflow:
 
 
 class Workflows:
-    """The run's workflow and those that tasks name, each loaded once."""
+    """Holds the run's workflow and those that tasks name, each loaded once."""
 
     def __init__(self, default: Workflow | None = None, http: HttpConfig | None = None) -> None:
         self._default: Workflow = default or SingleTurn()
@@ -66,7 +66,8 @@ class Workflows:
         return self._by_path[path]
 
     def check(self, tasks: Iterable[Task]) -> bool:
-        """Load what tasks name, so that a wrong path is found before anything starts. Whether any names one."""
+        """Load the workflows that tasks name, so that a wrong path is found before anything starts. Return
+        whether any task names one."""
         named = [task for task in tasks if task.workflow is not None]
         for task in named:
             try:
@@ -80,9 +81,9 @@ class Workflows:
 
 
 def load_workflow(path: str, http: HttpConfig | None = None) -> Workflow:
-    """The workflow that `module:name` or `file.py:name` stands for: a function, an object with `run`, or a class of
-    such objects that needs no arguments. A URL is an environment, asked as `http` says; anything else with a
-    space in it, or that begins with a slash, is a command."""
+    """Load the workflow at `module:name` or `file.py:name`: a function, an object with `run`, or a class of such
+    objects that needs no arguments. A URL is an environment, called as `http` says. Anything else that
+    contains a space or begins with a slash is a command."""
     if is_url(path):
         return HttpEnvironment(path, http)
     if is_command(path):
@@ -91,7 +92,7 @@ def load_workflow(path: str, http: HttpConfig | None = None) -> Workflow:
 
 
 def as_workflow(value: Any, name: str = "") -> Workflow:
-    """What a user gave, as a workflow."""
+    """Wrap what a user passed as a workflow, or refuse it."""
     label = name or getattr(value, "__name__", type(value).__name__)
     if inspect.isclass(value) and hasattr(value, "run"):
         value = value()

@@ -1,1 +1,1 @@
-"""From a config to a summary: preflight, the parts of a run, and its folder."""
+"""Takes a run from its config to its summary: preflight, the parts of a run, and its folder."""

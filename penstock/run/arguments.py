@@ -1,4 +1,4 @@
-"""What `penstock.train` was called with, as a config, rows of tasks and reward functions."""
+"""Turns the arguments of `penstock.train` into a config, rows of tasks and reward functions."""
 
 import difflib
 import math
@@ -22,15 +22,15 @@ from penstock.usercode import describe_callable
 
 OneReward = str | Callable[..., Any] | tuple[str | Callable[..., Any], float]
 Rewards = OneReward | Iterable[OneReward] | Mapping[str, Any]
-"""A function or its path; `(function, weight)`; several of these; or by name, `{"style": (function, 0.5)}`. A
-mapping whose keys are those of the section `reward` is that section."""
+"""A function or its path; `(function, weight)`; a list of these; or a mapping from names to these,
+`{"style": (function, 0.5)}`. A mapping with keys of the section `reward` is that section."""
 
 FORMS = "a function, its path, (function, weight), a list of these, or a mapping from names to them"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GivenReward:
-    """One function, and where another process finds it; None: nowhere."""
+    """A `GivenReward` is one reward function, with the path by which another process can load it, or None."""
 
     function: str | Callable[..., Any]
     path: str | None
@@ -38,7 +38,7 @@ class GivenReward:
     name: str | None = None
 
     def entry(self) -> dict[str, Any]:
-        """What `reward.functions` lists of it."""
+        """Return its entry in `reward.functions`."""
         return {"path": self.path, "weight": self.weight, "name": self.name}
 
     def in_this_process(self, device: str) -> Reward:
@@ -48,7 +48,7 @@ class GivenReward:
 
 
 def read_rewards(given: Rewards) -> tuple[tuple[GivenReward, ...], dict[str, Any]]:
-    """The functions, and the section's other settings. Without functions the section decides."""
+    """Return the functions, and the section's other settings. Without functions the section decides."""
     if isinstance(given, Mapping):
         if given and given.keys() <= RewardConfig.model_fields.keys():
             settings = dict(given)
@@ -99,22 +99,22 @@ Tasks = str | Mapping[str, Any] | Iterable[Row]
 
 DEMO = Path(__file__).parents[1] / "demo" / "demo.yaml"
 ROWS, HELDOUT_ROWS = "rows", "heldout_rows"
-"""What the config names as the source of rows that were given in Python."""
+"""The `source` in the config of rows that were given in Python."""
 NAMED = ("model", "tasks", "eval_tasks", "reward", "steps")
-"""Arguments that are no sections."""
+"""Arguments that are not sections."""
 OF_EVERY_ROW = ("prompt", "columns", "as_chat", "system")
 """Settings of `tasks` that also hold for held-out rows, unless these have their own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arguments:
-    """A config, and what no config can hold."""
+    """Holds a config, and what no config can hold."""
 
     config: PenstockConfig
     tasks: Iterable[Row] | None
     heldout: Iterable[Row] | None
     local_rewards: tuple[GivenReward, ...]
-    """All reward functions, if one of them has no name by which a worker process can load it."""
+    """All reward functions, if a worker process can't load one of them by path."""
 
 
 def read_arguments(
@@ -127,7 +127,7 @@ def read_arguments(
     steps: int | None = None,
     sections: Mapping[str, Mapping[str, Any]],
 ) -> Arguments:
-    """One config from all that was said, later words over earlier ones."""
+    """Merge all arguments into one config. Later ones override earlier ones."""
     _check_names(sections)
     data = _sections(_start(config, model, tasks, reward))
     own: dict[str, Any] = {**sections}
@@ -159,7 +159,7 @@ def read_arguments(
 
 
 def _check_names(sections: Mapping[str, Any]) -> None:
-    """Sections are keyword arguments, so every misspelt argument arrives as one."""
+    """Refuse unknown arguments. Sections are keyword arguments, so every misspelt argument arrives as one."""
     known = PenstockConfig.model_fields
     for name in sections:
         if name in known:
@@ -176,7 +176,7 @@ def _check_names(sections: Mapping[str, Any]) -> None:
 
 
 def _start(config: Config | None, model: object, tasks: object, reward: object) -> Mapping[str, Any]:
-    """What the other arguments are laid over."""
+    """Return the config that the other arguments override."""
     if isinstance(config, PenstockConfig):
         return config.model_dump(mode="json", exclude_unset=True)
     if isinstance(config, Mapping):
@@ -184,12 +184,12 @@ def _start(config: Config | None, model: object, tasks: object, reward: object) 
     if config is not None:
         return read_yaml(Path(config))
     if isinstance(model, Mapping) and "name" not in model:
-        model = None  # an adapter, a device: settings for the demo's model too
+        model = None  # settings such as an adapter or a device also apply to the demo's model
     return {} if any(given is not None for given in (model, tasks, reward)) else read_yaml(DEMO)
 
 
 def _sections(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The same with tasks in the one form that can be merged: a section, which may hold rows."""
+    """Bring all sections into the form that can be merged, a dict; the section of tasks may hold rows."""
     data: dict[str, Any] = {}
     for name, section in given.items():
         if name == "tasks" and section is not None:
@@ -222,7 +222,7 @@ def _tasks_section(given: Any, name: str, source: str) -> dict[str, Any]:
 
 
 def _merged(model: type[BaseModel], below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Sections are merged key by key, at any depth; every other value replaces the one below it."""
+    """Merge sections key by key, at any depth; every other value replaces the one below it."""
     merged = dict(below)
     for key, value in above.items():
         field = model.model_fields.get(key)
@@ -234,7 +234,8 @@ def _merged(model: type[BaseModel], below: Mapping[str, Any], above: Mapping[str
 
 
 def _by_path(given: Any, where: str) -> Any:
-    """Functions in the section (a loss, a correction) as the paths by which worker processes load them."""
+    """Replace functions in the section (a loss, a correction) by the paths from which worker processes load
+    them."""
     if isinstance(given, Mapping):
         return {_by_path(key, where): _by_path(value, f"{where}.{key}") for key, value in given.items()}
     if not callable(given):
@@ -249,7 +250,7 @@ def _by_path(given: Any, where: str) -> Any:
 
 
 def _take_rows(data: dict[str, Any]) -> tuple[Iterable[Row] | None, Iterable[Row] | None]:
-    """The training and the held-out rows, out of the sections, which are then as a config file has them."""
+    """Take the training rows and the held-out rows out of the sections, which are then as in a config file."""
     tasks: dict[str, Any] = dict(data.get("tasks", {}))
     rows = tasks.pop(ROWS, None)
     if "tasks" in data:

@@ -1,6 +1,6 @@
-"""One function that builds the controller from a config and its parts.
+"""Builds the controller from a config and its parts.
 
-A `Run` passes clients of real processes, the simulation and the tests pass stand-ins: all get the same gate,
+A `Run` passes clients of real processes, the simulation and the tests pass stand-ins. All get the same gate,
 buffer, selection, runner and planner, wired in the same way.
 """
 
@@ -43,7 +43,7 @@ from penstock.trainer.step.packing import plan_step
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """What a controller works with."""
+    """Holds what a controller works with."""
 
     engines: EnginePool
     trainers: Sequence[Trainer] | TrainerGroup
@@ -54,11 +54,11 @@ class Parts:
     """Runs workflows; None asks the engines for single turns."""
     log: GroupLog | None = None
     blobs: BlobStore | None = None
-    """The store that engines and trainers share; None: they refer to nothing."""
+    """The blob store that engines and trainers share; None: records refer to no blobs."""
     checkpoints: Checkpoints | None = None
-    """Where a run's state goes between steps; None: nowhere."""
+    """Writes the run's checkpoints; None: there are none."""
     trained_groups: TrainedGroups | None = None
-    """Gives back the groups of steps that are undone; None: they are not kept."""
+    """Returns the groups of steps that are undone; None: they are not kept."""
 
 
 def build_controller(
@@ -68,7 +68,7 @@ def build_controller(
     resume: Resume | None = None,
     events: EventStream | None = None,
 ) -> Controller:
-    """`events` is where everything that happens is told."""
+    """Build a controller. Everything that happens is reported to `events`."""
     rollout, staleness, trainer, sync = config.rollout, config.staleness, config.trainer, config.sync
     gate = StalenessGate(
         groups_per_step=rollout.groups_per_step,
@@ -82,20 +82,20 @@ def build_controller(
         gate.restore(resume.gate)
     blobs: BlobStore = parts.blobs if parts.blobs is not None else MemoryBlobs()
     log = CleaningLog(parts.log or MemoryGroupLog(), blobs)
-    told = ControllerEvents(
+    controller_events = ControllerEvents(
         events or EventStream(asyncio.get_running_loop()),
         gate,
         log.attempts,
         advantages=partial(episode_advantages, config.algorithm),
         decode=parts.tokenizer.decode,
     )
-    buffer = RolloutBuffer(gate, log=log, dropped=told.dropped, give_back=parts.tasks.put_back)
+    buffer = RolloutBuffer(gate, log=log, dropped=controller_events.dropped, give_back=parts.tasks.put_back)
     activity, group = Activity(log.attempts), group_of(parts.trainers)
     weight_sync = WeightSync(
         trainer=group.as_one,
         engines=parts.engines,
         buffer=buffer,
-        events=told,
+        events=controller_events,
         activity=activity,
         interrupt=sync.interrupt,
         retries=Retries(count=sync.retries, first_s=sync.retry_s),
@@ -113,7 +113,7 @@ def build_controller(
                 limit_of(config.run.max_failed_in_a_row, rollout.groups_per_step, staleness.loosest)
             ),
             blobs=blobs,
-            events=told,
+            events=controller_events,
             resume=resume,
         ),
         buffer=buffer,
@@ -128,13 +128,13 @@ def build_controller(
             ),
             buffer=buffer,
             blobs=blobs,
-            events=told,
+            events=controller_events,
         ),
         sync=weight_sync,
         trainer=group.as_one,
         steps=config.run.steps,
         activity=activity,
-        events=told,
+        events=controller_events,
         closed_loop=ClosedLoop.of(staleness, buffer),
         starting_updates=2 if config.model.trains_adapter else 1,
         publish_every=sync.every,
@@ -157,7 +157,7 @@ def build_runner(config: PenstockConfig, parts: Parts) -> RolloutRunner:
 
 
 def build_evaluator(config: PenstockConfig, parts: Parts, heldout: Sequence[Task]) -> Evaluator | None:
-    """None without held-out tasks."""
+    """Build the evaluator of the held-out tasks; None without any."""
     if not heldout:
         return None
     section = config.eval

@@ -1,4 +1,5 @@
-"""Where a run begins, or goes on: its journal, its place in the tasks, and what it still has to do."""
+"""Prepares the start of a run, or its resumption: the journal, the position in the tasks, and the work still to
+do."""
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -19,10 +20,10 @@ from penstock.tasks.stream import TaskStream
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beginning:
-    """What a run starts its workers and its controller with."""
+    """A `Beginning` is what a run starts its workers and its controller with."""
 
     prepared: Prepared
-    """A saved run with every version that was issued before, also after its checkpoint."""
+    """The prepared run. The history of a saved one has every version issued, also those after its checkpoint."""
     tasks: TaskStream
     resume: Resume | None = None
     log: DurableGroupLog | None = None
@@ -31,7 +32,8 @@ class Beginning:
 
 @asynccontextmanager
 async def begin(prepared: Prepared, blobs: BlobStore, say: Callable[[str], None]) -> AsyncIterator[Beginning]:
-    """Without checkpoints there is nothing to go on from, so there is no journal either."""
+    """Open the journal and recover from it. Without checkpoints there is nothing to resume from, so there is no
+    journal either."""
     config, saved = prepared.config, prepared.saved
     tasks = TaskStream(
         prepared.tasks,
@@ -70,28 +72,29 @@ async def begin(prepared: Prepared, blobs: BlobStore, say: Callable[[str], None]
 
 
 def what_a_crash_costs(run: RunConfig, only_in_python: Sequence[Part]) -> str | None:
-    """For a run that `penstock resume` could not go on with, in a sentence."""
+    """Return a sentence on what a crash would cost, for a run that `penstock resume` could not resume; else
+    None."""
     if only_in_python:
         parts = " and ".join(only_in_python)
         return (
-            f"`penstock resume` can't go on with this run after a crash: it was given its {parts} as a Python "
+            f"`penstock resume` can't resume this run after a crash: it was given its {parts} as a Python "
             "object; name it by a file or an import path (reward.functions, rollout.workflow, tasks.source)"
         )
     if run.checkpoint_every == 0:
         return (
             "a crash would cost all of this run: it keeps no checkpoints and no journal (run.checkpoint_every=0); "
-            "with run.checkpoint_every=50 `penstock resume` goes on"
+            "with run.checkpoint_every=50 `penstock resume` works"
         )
     return None
 
 
 def describe(resume: Resume) -> str:
-    """What was saved of the work after the checkpoint, in a sentence."""
+    """Describe in a sentence what was saved of the work after the checkpoint."""
     gate = resume.gate
     episodes = sum(len(group.episodes) for group in resume.partial.values())
     tokens = sum(group.num_tokens for group in resume.partial.values())
     return (
-        f"going on after step {gate.step} with {len(gate.ready)} finished groups from the journal; "
+        f"resuming after step {gate.step} with {len(gate.ready)} finished groups from the journal; "
         f"{len(gate.running)} groups were under way, {episodes} of their episodes finished, and {tokens} tokens of "
         "the others are kept"
     )

@@ -1,4 +1,5 @@
-"""What the controller tells: groups, steps, updates and waits, as events. Drops are told here and nowhere else."""
+"""Reports what the controller does as events: groups, steps, updates and waits. Drops are reported here and
+nowhere else."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -6,7 +7,15 @@ from contextlib import AbstractContextManager
 import numpy as np
 
 from penstock.algorithms.advantages import Values
-from penstock.loop.admission import StalenessGate, StepGroups
+from penstock.loop.admission import StalenessGate, StepGroups, Ticket
+from penstock.loop.attempt_records import (
+    AttemptRecord,
+    GroupAdmitted,
+    GroupDropped,
+    GroupGenerated,
+    GroupResumed,
+    GroupScored,
+)
 from penstock.loop.attempts import Attempt, Attempts
 from penstock.loop.edges import Delivered
 from penstock.loop.step_planner import TrainedStep
@@ -26,12 +35,11 @@ from penstock.run.step_answers import (
 GENERATION, SCORING, ADMISSION, JOURNAL = "generation", "scoring", "admission", "journal"
 """What a trainer waits for."""
 KEPT_TEXT, KEPT_TRACED_TEXT = 4000, 400_000
-"""Characters of a prompt or an answer that a sample keeps; more of the few whose tokens are told."""
+"""Characters of a prompt or an answer that a sample keeps; more for the few whose tokens are reported."""
 
 
 class ControllerEvents:
-    """Emits in the controller's name. `advantages` are those of the episodes of a step's groups, where they have
-    any."""
+    """Emits events in the controller's name. `advantages` returns the advantages of a step's episodes, or None."""
 
     def __init__(
         self,
@@ -42,18 +50,19 @@ class ControllerEvents:
         advantages: Callable[[Sequence[ScoredGroup]], Sequence[Values] | None],
         decode: Callable[[list[int]], str],
     ) -> None:
-        """`decode` gives the text of tokens."""
+        """`decode` returns the text of tokens."""
         self.recorder = stream.of(PROCESS)
         self._attempts = attempts.by_number
+        attempts.watchers.append(self._follow)
         self._vocabulary = TokenVocabulary(decode)
         self._gate = gate
         self._advantages = advantages
         self._slots = Slots()
         self._producing: dict[int, int] = {}
-        """Of groups on their way to the buffer, the track of each."""
+        """The track of each group that is not in the buffer yet."""
         self._ready_slots = Slots()
         self._ready: dict[int, int] = {}
-        """Of scored groups, the track on which each waits for its step."""
+        """The track on which each scored group waits for its step."""
 
     def now(self) -> float:
         return self.recorder.now()
@@ -64,29 +73,13 @@ class ControllerEvents:
     def measure(self, track: str, name: str, /, **attributes: int | str) -> AbstractContextManager[None]:
         return self.recorder.measure(track, name, **attributes)
 
-    def begin_group(self, group: int) -> None:
-        """Groups that run side by side have a track each for their spans."""
-        self._producing[group] = self._slots.take()
-
-    def end_group(self, group: int) -> None:
-        self._slots.give_back(self._producing.pop(group))
-
-    def generated(self, group: int) -> None:
-        """All episodes of a group have ended, or their rollout failed."""
-        self._stage(group, "generate", self._attempts[group].began_s)
-
-    def scored(self, group: int) -> None:
-        """A group has its scores, or can't be scored."""
-        self._stage(group, "score", self._attempts[group].generated_s)
-        self._ready[group] = self._ready_slots.take()
-
     def admission_blocked(self, start: float, reason: str) -> None:
-        """Nothing could be admitted since `start`. Waits that took no time are not told."""
+        """Record that nothing could be admitted since `start`. Waits of no length are not recorded."""
         if self.now() > start:
             self.recorder.span("admission", "blocked", start, reason=reason)
 
     def waited(self, start: float, taken: StepGroups) -> dict[str, float]:
-        """The trainer has waited for these groups since `start`: what for, in seconds."""
+        """Record that the trainer has waited for these groups since `start`. Return the seconds by cause."""
         waits = waits_of([self._attempts[number] for number in taken.numbers], start, self.now())
         self.recorder.span("train", "wait for groups", start, step=taken.step + 1, **waits)
         return waits
@@ -125,7 +118,8 @@ class ControllerEvents:
         )
 
     def dropped(self, group: Group, reason: str, message: str, scores: Sequence[Score] = ()) -> None:
-        """A group goes untrained. It has the episodes that had ended, and scores if all were scored."""
+        """Record that a group goes untrained. It holds the episodes that had ended, and scores if all were
+        scored."""
         self._samples(group, scores, age_of=self._age_now, drop=reason)
         self._end_wait(group.number, self.now(), reason=reason)
         versions = sampled_versions((*group.episodes, *group.failures), self._gate.history.policy)
@@ -165,12 +159,31 @@ class ControllerEvents:
             )
         )
 
+    def _follow(self, record: AttemptRecord) -> None:
+        """Tell each stage of a group as a span when the group leaves it. Groups that run side by side have a track
+        each."""
+        match record:
+            case GroupAdmitted(ticket=Ticket(number=number)) | GroupResumed(number=number):
+                self._producing[number] = self._slots.take()
+            case GroupGenerated(number=number):
+                self._stage(number, "generate", self._attempts[number].began_s)
+            case GroupScored(number=number) | GroupDropped(number=number) if number in self._producing:
+                attempt = self._attempts[number]
+                if attempt.generated_s is None:
+                    self._stage(number, "generate", attempt.began_s)
+                else:
+                    self._stage(number, "score", attempt.generated_s)
+                self._slots.give_back(self._producing.pop(number))
+                if isinstance(record, GroupScored):
+                    self._ready[number] = self._ready_slots.take()
+
     def _stage(self, group: int, name: str, start: float | None) -> None:
         assert start is not None, "what this process began has a time"
         self.recorder.span(f"slot {self._producing[group]}", name, start, group=group)
 
     def _tokens(self, step: TrainedStep) -> set[tuple[int, int]]:
-        """Tell the tokens of answers that the trainer handed back; which those are, as group and episode."""
+        """Emit the tokens of the answers that the trainer returned. Return which these are, as group and
+        episode."""
         tokens: list[TokensEvent] = list(traced_tokens(step, step.time_s))
         texts = self._vocabulary.new_texts(tokens)
         if texts:
@@ -180,7 +193,7 @@ class ControllerEvents:
         return {(event.group, event.episode) for event in tokens}
 
     def _end_wait(self, group: int, until: float, **attributes: int | str) -> None:
-        """A group no longer waits for its step."""
+        """Record the end of a group's wait for its step."""
         slot, attempt = self._ready.pop(group, None), self._attempts.get(group)
         if slot is None:
             return
@@ -222,12 +235,12 @@ class ControllerEvents:
             )
 
     def _age_now(self, version: int) -> int:
-        """Of tokens that are not trained."""
+        """Return the present age of tokens that are not trained."""
         return max(0, self._gate.step - self._gate.history.step_of(version))
 
 
 def waits_of(attempts: Sequence[Attempt], start: float, end: float) -> dict[str, float]:
-    """A wait for these groups, by what the last of them to be scored was doing meanwhile."""
+    """Split a wait for these groups by what the last of them to be scored was doing meanwhile."""
     if end <= start:
         return {}
     last = max(attempts, key=_last_s, default=None)
@@ -244,7 +257,7 @@ def waits_of(attempts: Sequence[Attempt], start: float, end: float) -> dict[str,
 
 
 def _last_s(attempt: Attempt) -> float:
-    """When it was scored, or generated; those of an earlier process came first."""
+    """Return when the attempt was scored, or generated. Attempts of an earlier process count as first."""
     return attempt.scored_s or attempt.generated_s or 0.0
 
 
@@ -261,7 +274,7 @@ def sample_event(
     age_of: Callable[[int], int] | None = None,
     traced: bool = False,
 ) -> SampleEvent:
-    """`policy` is the one whose versions and ages are told."""
+    """Build the event of one episode. `policy` is the one whose versions and ages it reports."""
     versions = sampled_versions((episode,), policy)
     oldest = min(versions, default=None)
     kept = KEPT_TRACED_TEXT if traced else KEPT_TEXT
@@ -295,7 +308,7 @@ def sample_event(
 
 
 def sampled_versions(episodes: Sequence[Episode], policy: str) -> tuple[int, ...]:
-    """The oldest and the newest version of every turn of this policy. Within a turn they only grow."""
+    """Return the oldest and the newest version of every turn of this policy. Within a turn they only grow."""
     arrays = [turn.versions for episode in episodes for turn in episode.turns if turn.policy == policy]
     ends = [int(versions[end]) for versions in arrays if versions.size for end in (0, -1)]
     return tuple(version for version in ends if version != NOT_SAMPLED)

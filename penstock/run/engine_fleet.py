@@ -1,8 +1,8 @@
-"""The engines of a run as they come and go: each is watched and revived, others join and leave while it trains.
+"""Manages the engines of a run: each is watched and revived, and others join and leave while it trains.
 
-wanted: by the controller's own measure (`FleetSize`), by hand (`penstock scale`), or who comes by itself
-join:  start ─► the present weights, verified ─► requests
-leave: no new requests ─► those it has end, or go on elsewhere ─► its process ends
+wanted: by the controller's own measure (`FleetSize`), by hand (`penstock scale`), or an engine that joins by itself
+join:   start ─► the present weights, verified ─► requests
+leave:  no new requests ─► its requests end, or continue on other engines ─► its process ends
 """
 
 import asyncio
@@ -25,14 +25,14 @@ from penstock.safe_files import write_private
 
 LOOK_S = 0.5
 DRAIN_S = 30.0
-"""How long an engine that leaves may take to end its answers."""
+"""How long an engine that leaves may take to complete its answers."""
 WAITING_SHARE = 0.2
-"""Of the time; a trainer that waits longer wants another engine."""
+"""The share of the time above which a waiting trainer wants another engine."""
 HARDLY_WAITING_SHARE = 0.05
 SPARE_ENGINES = 1.2
-"""So many idle engines in the mean: without one of them the rest would still have time to spare."""
+"""Above this mean of idle engines, the rest would still have time to spare without one of them."""
 BUSY_ENGINES = 0.5
-"""With fewer idle engines in the mean, the engines are the limit."""
+"""Below this mean of idle engines, the engines are the bottleneck."""
 REQUEST = "scale.json"
 ANSWER = "scale.answer.json"
 
@@ -46,9 +46,12 @@ class _Look:
 
 @dataclass(slots=True)
 class FleetSize:
-    """How many engines a run should have: a rule without a clock or processes. A trainer that waits for groups
-    while every engine works wants one more; engines that are idle, since the bound on staleness admits nothing, are
-    one too many. Both are means over a window, and a change begins a new one."""
+    """Decides how many engines a run should have, without a clock or processes.
+
+    A trainer that waits for groups while every engine works wants one more. Engines that are idle because the
+    bound on staleness admits nothing are one too many. Both are means over a window, and a change begins a
+    new window.
+    """
 
     least: int
     most: int
@@ -56,17 +59,17 @@ class FleetSize:
     _looks: deque[_Look] = field(default_factory=deque)
 
     def look(self, now: float, *, num_idle: int, is_waiting: bool) -> None:
-        """`is_waiting`: the trainer waits for groups."""
+        """Record one observation. `is_waiting`: the trainer waits for groups."""
         self._looks.append(_Look(now, num_idle, is_waiting))
         while self._looks[-1].time - self._looks[0].time > self.window_s:
             self._looks.popleft()
 
     def forget(self) -> None:
-        """What was seen is of another number of engines, or not of training."""
+        """Discard the observations: the number of engines has changed, or the run was not training."""
         self._looks.clear()
 
     def wanted(self, count: int) -> int:
-        """How many engines there should be, where there are `count`."""
+        """Return how many engines there should be, given that there are `count`."""
         if count < self.least or count > self.most:
             return min(max(count, self.least), self.most)
         looks = self._looks
@@ -83,11 +86,14 @@ class FleetSize:
 
 @dataclass(frozen=True, slots=True)
 class ScaleRequest:
-    """A wish for another number of engines. It and the run's answer are two small files in the run folder, which
-    work from any machine that sees the folder, and need no port."""
+    """A `ScaleRequest` asks for another number of engines.
+
+    The request and the run's answer are two small files in the run folder, so they work from any machine that
+    sees the folder, without a port.
+    """
 
     engines: int | None
-    """None leaves it to the controller again."""
+    """None lets the controller decide again."""
 
 
 def request_engines(folder: Path, request: ScaleRequest) -> None:
@@ -96,8 +102,10 @@ def request_engines(folder: Path, request: ScaleRequest) -> None:
 
 
 def take_request(folder: Path) -> ScaleRequest | None:
-    """What was asked since the last time. Something else in the file is nothing, and so is a file that can't be
-    read or removed: a wish ends no run."""
+    """Return the request made since the last call, and remove it.
+
+    A file with other content, or one that can't be read or removed, is ignored: a request must not end a run.
+    """
     path = folder / REQUEST
     try:
         data = path.read_bytes()
@@ -123,8 +131,8 @@ def read_answer(folder: Path) -> str | None:
 
 
 class RevivableEngine:
-    """`penstock.processes.revival.Revivable` of one engine: what its loss and its return mean for the pool and
-    for weight sync."""
+    """Implements `penstock.processes.revival.Revivable` for one engine: updates the pool and weight sync when it
+    is lost and when it returns."""
 
     is_replaceable = True
 
@@ -141,18 +149,18 @@ class RevivableEngine:
         return self._pool.expects(self._engine.name)
 
     def lost(self) -> None:
-        """Others go on with its requests."""
+        """Hand its requests to other engines."""
         if self._engine.name in self._pool.names:
             self._pool.lose(self._engine.name)
 
     async def prepare(self) -> None:
-        """One that ran out of memory is started with less to hold."""
-        self._engine.hold_less(self._events.log)
+        """Lower the memory needs of an engine that ran out of memory."""
+        self._engine.lower_memory(self._events.log)
 
     async def returned(self) -> None:
-        """The trainer publishes its present weights again, and the engine serves when it has taken them."""
+        """Publish the trainer's present weights again, and wait until the engine serves them."""
         controller = self._controller
-        while controller.is_ready or self._pool.names:  # else it gets all that the first update brings
+        while controller.is_ready or self._pool.names:  # else the first update brings everything
             try:
                 await controller.bring_below_adapter(self._engine.calls)
                 break
@@ -164,7 +172,7 @@ class RevivableEngine:
 
 
 class EngineFleet:
-    """A `SupervisedWorker`: it dies with an engine that has died too often."""
+    """An `EngineFleet` is a `SupervisedWorker`: it dies with an engine that has died too often."""
 
     def __init__(
         self,
@@ -179,10 +187,10 @@ class EngineFleet:
         folder: Path,
         events: Recorder,
     ) -> None:
-        """`make` makes further engines, which `launcher` starts. Requests for another number of engines come into
-        `folder`."""
+        """`make` makes further engines, which `launcher` starts. Requests for another number of engines arrive
+        in `folder`."""
         self.engines = engines
-        """Those that are there; the list itself changes."""
+        """The present engines; the list itself changes."""
         self._pool = pool
         self._controller = controller
         self._make = make
@@ -194,17 +202,17 @@ class EngineFleet:
         self._events = events
         self._watches: dict[str, asyncio.Task[WorkerDied]] = {}
         self._guests: set[LaunchedEngine] = set()
-        """Engines that came by themselves, and go by themselves."""
+        """Engines that connected by themselves and are not replaced."""
         self._resizing = asyncio.Lock()
         self._is_placing = False
-        """Whether an engine waits for its place, or starts."""
+        """Whether an engine waits for room, or starts."""
         self._changed = asyncio.Event()
 
     def present(self) -> list[Engine]:
         return [engine.calls for engine in self.engines]
 
     async def died(self) -> WorkerDied:
-        """Watch the engines that are there, until one of them is given up."""
+        """Watch the present engines until one of them is given up."""
         for engine in self.engines:
             if engine.name not in self._watches:
                 self._begin_watch(engine)
@@ -224,8 +232,10 @@ class EngineFleet:
             await asyncio.gather(*self._watches.values(), return_exceptions=True)
 
     async def run(self) -> None:
-        """Bring the number of engines to what is wanted, one change at a time, for as long as the run trains. One
-        that waits for a place is given up when it is no longer wanted."""
+        """Adjust the number of engines, one change at a time, for as long as the run trains.
+
+        An engine that waits for room is given up when it is no longer wanted.
+        """
         growing: asyncio.Task[None] | None = None
         try:
             while True:
@@ -248,7 +258,7 @@ class EngineFleet:
                 await asyncio.gather(growing, return_exceptions=True)
 
     async def welcome(self, volunteers: Volunteers, launcher: Launcher) -> None:
-        """Take in engines that join from another machine. When such an engine goes, it is not replaced."""
+        """Accept engines that join from other machines. When such an engine ends, it is not replaced."""
         while True:
             await volunteers.wait()
             await self._take_in(launcher, is_guest=True)
@@ -283,11 +293,11 @@ class EngineFleet:
         return f"from {len(self.engines)} to {count} engines"
 
     async def grow(self) -> None:
-        """One more. Where it can't be started, the run goes on without it."""
+        """Add one engine. When it can't be started, the run continues without it."""
         await self._take_in(self._launcher)
 
     async def _take_in(self, launcher: Launcher, *, is_guest: bool = False) -> None:
-        """Start an engine and let it work. It gets the present weights first."""
+        """Start an engine, give it the present weights, and let it serve requests."""
         async with self._resizing:
             taken = {engine.name for engine in self.engines}
             number = next(number for number in range(len(taken) + 1) if f"engine{number}" not in taken)
@@ -296,7 +306,7 @@ class EngineFleet:
             try:
                 await engine.place.start()
                 self._is_placing = False
-                if is_guest:  # before it counts, or an engine of the run would have to leave for it
+                if is_guest:  # before it is counted, or an engine of the run would have to leave for it
                     self._guests.add(engine)
                 self.engines.append(engine)
                 await self._revivable(engine).returned()
@@ -316,7 +326,7 @@ class EngineFleet:
             self._size.forget()
 
     async def shrink(self) -> None:
-        """One less: the one that came last."""
+        """Remove the engine that came last."""
         async with self._resizing:
             engine = self._own()[-1]
             if len(self._pool.names) < 2 or engine.name not in self._pool.names:
@@ -324,19 +334,19 @@ class EngineFleet:
             self._end_watch(engine)
             num_handed_on = await self._pool.retire(engine.name, drain_s=DRAIN_S)
             await self._part_with(engine)
-            handed_on = f"; others go on with {num_handed_on} of its requests" if num_handed_on else ""
+            handed_on = f"; others continue with {num_handed_on} of its requests" if num_handed_on else ""
             self._events.log(f"{engine.name} leaves: {len(self.engines)} engines{handed_on}")
             self._size.forget()
 
     async def _until_it_goes(self, engine: LaunchedEngine) -> WorkerDied:
-        """Of a guest: others go on with its requests, and that is all."""
+        """Wait for the end of a guest engine, then hand its requests to others."""
         death = await engine.place.gone()
         if engine.name in self._pool.names:
             self._pool.lose(engine.name)
         self._pool.expect_no_more(engine.name)
         self._watches.pop(engine.name)
         await self._part_with(engine)
-        self._events.log(f"{engine.name} is gone, {len(self.engines)} engines go on: {death}")
+        self._events.log(f"{engine.name} is gone, {len(self.engines)} engines keep running: {death}")
         await asyncio.Event().wait()
         return death
 

@@ -1,4 +1,4 @@
-"""Held-out evaluation: the same engines and scorers, other tasks, no training; and when it happens."""
+"""Evaluates on held-out tasks, with the engines and scorers of the run and without training, and schedules it."""
 
 import asyncio
 from collections.abc import Sequence
@@ -15,12 +15,12 @@ from penstock.rollout.group_runner import RolloutRunner
 
 MAX_IN_FLIGHT = 64
 Rewards = list[float] | PenstockError
-"""Of the good answers to one task; what went wrong when it could not be generated or scored."""
+"""The rewards of the good answers to one task, or the error why it could not be generated or scored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """The mean held-out reward; tasks that could not be scored are counted, not averaged."""
+    """Holds the mean held-out reward. Tasks that could not be scored are counted, not averaged."""
 
     reward: float
     num_episodes: int
@@ -34,7 +34,7 @@ class Evaluation:
 
     @property
     def missing(self) -> str:
-        """What a line about it ends with; "" when every task was scored."""
+        """Return what a log line about the evaluation ends with; "" when every task was scored."""
         if not self.num_failed:
             return ""
         tasks = "1 task" if self.num_failed == 1 else f"{self.num_failed} tasks"
@@ -42,7 +42,7 @@ class Evaluation:
 
 
 class Evaluator:
-    """Runs every held-out task once per call. Its requests go before training ones (negative priority)."""
+    """Runs every held-out task once per call. Its requests go before those of training (negative priority)."""
 
     def __init__(self, runner: RolloutRunner, scorer: Scorer, tasks: Sequence[Task]) -> None:
         self._runner = runner
@@ -61,7 +61,6 @@ class Evaluator:
         )
 
     async def rewards(self) -> list[Rewards]:
-        """By task."""
         in_flight = asyncio.Semaphore(MAX_IN_FLIGHT)
 
         async def one(number: int, task: Task) -> Rewards:
@@ -78,7 +77,7 @@ class Evaluator:
 
 
 class Progress(Protocol):
-    """What the schedule sees of training."""
+    """A `Progress` shows the schedule how far training has come."""
 
     @property
     def steps_done(self) -> int: ...
@@ -88,7 +87,8 @@ class Progress(Protocol):
 
 
 class EvaluationWatch(Protocol):
-    """Who is told when an evaluation begins and ends, by the step of the weights at its beginning."""
+    """An `EvaluationWatch` is notified when an evaluation begins and ends. `step` is that of the weights at its
+    beginning."""
 
     def evaluation_began(self, step: int) -> None: ...
 
@@ -114,7 +114,7 @@ class EvaluationSchedule:
         self._events = events
 
     async def now(self, step: int) -> None:
-        """While nothing else is generated."""
+        """Evaluate while nothing else is generated."""
         if self._evaluator is None:
             return
         result = await self._evaluate(self._evaluator, step)
@@ -122,8 +122,10 @@ class EvaluationSchedule:
         self._events.log(f"held-out reward {result.mean} at step {step} ({answers}){result.missing}")
 
     async def beside(self, training: Progress) -> None:
-        """Beside training, on whatever weights the engines serve meanwhile. Steps that pass during an evaluation
-        are not made up for."""
+        """Evaluate beside training, on the weights that the engines serve meanwhile.
+
+        A step that is due while an evaluation runs is skipped.
+        """
         if self._evaluator is None or self._every == 0:
             return
         step = (training.steps_done // self._every + 1) * self._every

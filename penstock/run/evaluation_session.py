@@ -1,5 +1,5 @@
-"""An evaluation without training: engines and scorers, no trainer, no run folder; and what it amounts to, the mean
-reward and pass@k."""
+"""Evaluates a model without training, with engines and scorers but no trainer and no run folder, and computes
+the mean reward and pass@k."""
 
 import asyncio
 import math
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.config.root import PenstockConfig
-from penstock.durability.kept_work import KeptWork
+from penstock.durability.work_replay import WorkReplay
 from penstock.engines.engine_pool import EnginePool
 from penstock.errors import PenstockError, UserError
 from penstock.models.adapter_folder import read_adapter
@@ -25,7 +25,7 @@ from penstock.placement.shares import place_threads, usable_cores
 from penstock.processes.first_start import start_together
 from penstock.processes.launchers import Launcher
 from penstock.processes.launchers.local import LocalLauncher
-from penstock.processes.pooled_workers import PoolCare
+from penstock.processes.pooled_workers import PoolWatches
 from penstock.processes.revival import Deaths, RestartPolicy, Reviver
 from penstock.processes.supervision import supervised
 from penstock.rollout.workflow import Workflows, load_workflow
@@ -69,8 +69,8 @@ def prepare_evaluation(
     resolved = resolve_auto(
         config, gpus, num_parameters=outline.num_parameters if outline else 0, trains=False
     )
-    if resolved.of_engine:
-        log(resolved.of_engine)
+    if resolved.engine_choices:
+        log(resolved.engine_choices)
     return Prepared(
         config=resolved.config,
         model=model,
@@ -86,7 +86,7 @@ def prepare_evaluation(
 
 
 async def evaluate(prepared: Prepared, log: Callable[[str], None] = lambda line: None) -> list[Rewards]:
-    """The rewards of every held-out task's answers."""
+    """Return the rewards of every held-out task's answers."""
     stream = EventStream(asyncio.get_running_loop())
     stream.subscribe("log", _Lines(log))
     events, policy = stream.of("controller"), RestartPolicy(max_deaths=prepared.config.run.restarts + 1)
@@ -97,11 +97,11 @@ async def evaluate(prepared: Prepared, log: Callable[[str], None] = lambda line:
         pool = EnginePool({each.name: each.calls for each in engines}, replaces=True)
         reviver = Reviver(events=events, policy=policy, deaths=deaths)
         watches = [reviver.over(each.place, _RevivableEngine(each, pool, log)) for each in engines]
-        return await supervised(_evaluate_on(launcher, prepared, pool, PoolCare(events)), watches)
+        return await supervised(_evaluate_on(launcher, prepared, pool, PoolWatches(events)), watches)
 
 
 class _RevivableEngine:
-    """`penstock.processes.revival.Revivable` of an engine whose weights never change."""
+    """Implements `penstock.processes.revival.Revivable` for an engine whose weights never change."""
 
     is_needed = is_replaceable = True
 
@@ -113,15 +113,13 @@ class _RevivableEngine:
             self._pool.lose(self._engine.name)
 
     async def prepare(self) -> None:
-        self._engine.hold_less(self._log)
+        self._engine.lower_memory(self._log)
 
     async def returned(self) -> None:
         await self._pool.join(self._engine.name, self._engine.calls)
 
 
 class _Lines:
-    """A reader that passes lines on."""
-
     def __init__(self, log: Callable[[str], None]) -> None:
         self._log = log
 
@@ -134,7 +132,7 @@ class _Lines:
 
 
 def _engines(launcher: Launcher, prepared: Prepared) -> list[LaunchedEngine]:
-    """Not started."""
+    """Make the engines, without starting them."""
     section = prepared.config.engine
     threads = place_threads(
         cores=usable_cores(), num_engines=len(section.members), max_staleness=0, engine=section.threads
@@ -148,10 +146,10 @@ def _engines(launcher: Launcher, prepared: Prepared) -> list[LaunchedEngine]:
 
 
 async def _evaluate_on(
-    launcher: Launcher, prepared: Prepared, engine: EnginePool, care: PoolCare
+    launcher: Launcher, prepared: Prepared, engine: EnginePool, care: PoolWatches
 ) -> list[Rewards]:
     scorer = await start_scorers(launcher, prepared, care)
-    episodes = await start_episodes(launcher, prepared, KeptWork(engine=engine), care)
+    episodes = await start_episodes(launcher, prepared, WorkReplay(engine=engine), care)
     parts = Parts(
         engines=engine,
         trainers=(),
@@ -163,7 +161,7 @@ async def _evaluate_on(
     try:
         evaluator = build_evaluator(prepared.config, parts, prepared.heldout)
         assert evaluator is not None
-        return await evaluator.rewards()
+        return await supervised(evaluator.rewards(), care.watches)
     finally:
         await episodes.close()
         await scorer.close()
@@ -171,8 +169,11 @@ async def _evaluate_on(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationReport:
-    """`error` is the standard error of the mean over tasks. `pass_at[k]` is the chance that at least one of k
-    answers to a task is correct."""
+    """Holds the result of an evaluation.
+
+    `error` is the standard error of the mean over tasks. `pass_at[k]` is the chance that at least one of k
+    answers to a task is correct.
+    """
 
     reward: float
     error: float
@@ -182,19 +183,23 @@ class EvaluationReport:
     num_failed: int
     """Tasks that could not be generated or scored; they count nowhere else."""
     failure: str = ""
-    """What went wrong with the first of them."""
+    """Why the first of them failed."""
 
 
 def pass_at(k: int, *, num: int, num_correct: int) -> float:
-    """Without bias from `num` >= k answers: the share of all choices of k among them that hold a correct one."""
+    """Estimate pass@k without bias from `num` >= k answers: the share of all choices of k of them that hold a
+    correct one."""
     return 1.0 - math.comb(num - num_correct, k) / math.comb(num, k)
 
 
 def report_of(
     rewards: Sequence[Sequence[float] | PenstockError], *, samples: int, correct: float
 ) -> EvaluationReport:
-    """`rewards` has the answers' rewards by task, or why the task failed. An answer is correct from a reward of
-    `correct` on; one that has no reward, since its episode failed, is wrong."""
+    """Summarise the rewards of each task's answers, or the error of a task that failed.
+
+    An answer is correct from a reward of `correct` on; an answer without a reward, since its episode failed,
+    is wrong.
+    """
     scored = [values for values in rewards if not isinstance(values, PenstockError)]
     means = [sum(values) / len(values) for values in scored]
     hits = [sum(value >= correct for value in values) for values in scored]
@@ -212,7 +217,7 @@ def report_of(
 
 
 def _powers(samples: int) -> list[int]:
-    """1, 2, 4, … and the number of answers itself."""
+    """Return 1, 2, 4, … and the number of answers itself."""
     return sorted({*(1 << bit for bit in range(samples.bit_length())), samples})
 
 

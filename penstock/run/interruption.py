@@ -1,8 +1,8 @@
-"""How a run ends before its last step: by a signal, by a request, or past an engine that does not answer.
+"""Ends a run before its last step: by a signal, by a request, or past an engine that does not answer.
 
-Ctrl-C, SIGTERM (a scheduler, `systemctl stop`) and SIGHUP (a closed terminal) mean the same: the first asks for an
-orderly end (`stop`), the second for a quick one (`cancel`), and both save the model; the third does not ask. Before
-there is a run, `penstock.cli.early_signals` answers them.
+Ctrl-C, SIGTERM (a scheduler, `systemctl stop`) and SIGHUP (a closed terminal) mean the same. The first asks
+for an orderly end (`stop`) and the second for a quick one (`cancel`); both save the model. The third ends the
+run at once. Before there is a run, `penstock.cli.early_signals` handles them.
 """
 
 import asyncio
@@ -18,8 +18,8 @@ from penstock.processes.launchers.signals import LEFT_TO_CONTROLLER
 from penstock.records.interfaces import Engine
 
 LINES = (
-    "{name}: stopping after this step; the model will be saved (once more to hurry)",
-    "{name}: hurrying, without a last evaluation; the model will still be saved (once more to end without it)",
+    "{name}: stopping after this step; the model will be saved (again to stop sooner)",
+    "{name}: stopping sooner, without a last evaluation; the model will still be saved (again to stop without it)",
     "{name}: ending at once; the model is not saved",
 )
 LINES_AT_START = (
@@ -37,11 +37,11 @@ LINES_ON_FULL_DISK = (
 class Stoppable(Protocol):
     @property
     def has_begun(self) -> bool:
-        """Whether it trains: before, there is nothing to save."""
+        """Return whether it trains: before that, there is nothing to save."""
 
     @property
     def waits_for_room(self) -> bool:
-        """Whether the model is not saved yet only because the disk is full."""
+        """Return whether only a full disk keeps the model from being saved."""
 
     def stop(self) -> None: ...
 
@@ -50,7 +50,7 @@ class Stoppable(Protocol):
 
 @contextmanager
 def asking(run: Stoppable, log: Callable[[str], None], *, end: Callable[[], object]) -> Iterator[None]:
-    """While the block runs in the main thread's event loop, signals are requests to the run."""
+    """Turn signals into requests to the run while the block runs, in the main thread's event loop."""
     answer = _answers(run, log, end)
     loop = asyncio.get_running_loop()
     taken = _answerable()
@@ -67,7 +67,7 @@ def asking(run: Stoppable, log: Callable[[str], None], *, end: Callable[[], obje
 def asking_from_a_thread(
     run: Stoppable, log: Callable[[str], None], *, end: Callable[[], object]
 ) -> Iterator[None]:
-    """The same where the run is in another thread, and the main thread only waits for it."""
+    """Turn signals into requests to a run in another thread, while the main thread only waits for it."""
     answer = _answers(run, log, end)
 
     def handle(number: int, frame: FrameType | None) -> None:
@@ -90,7 +90,7 @@ def _answers(
             lines = LINES_ON_FULL_DISK
         ask, line = asks[min(count, 2)], lines[min(count, 2)]
         count += 1
-        ask()  # before the line: whatever becomes of that
+        ask()  # before the line, whose output may fail
         log(line.format(name=_name(number)))
 
     return answer
@@ -107,7 +107,8 @@ def _handled_by(handler: Callable[[int, FrameType | None], None]) -> Iterator[No
 
 
 def _answerable() -> list[signal.Signals]:
-    """Only the main thread may set handlers, and what was ignored when we started (`nohup`) stays ignored."""
+    """Return the signals to handle: none outside the main thread, and none that was ignored at the start
+    (`nohup`)."""
     if threading.current_thread() is not threading.main_thread():
         return []
     return [number for number in LEFT_TO_CONTROLLER if signal.getsignal(number) is not signal.SIG_IGN]
@@ -120,15 +121,15 @@ def _name(number: signal.Signals) -> str:
 T = TypeVar("T")
 
 ANSWER_S = 15.0
-"""How long an engine may take to say how it is, once the run is to stop. Engines answer beside their work."""
+"""How long an engine may take to answer `report` once the run is to stop. Engines answer beside their work."""
 
 
 class RunCancelled(Exception):
-    """The work was given up because its run is to end now."""
+    """The work was cancelled because its run must end now."""
 
 
 class Ending:
-    """What a run was asked. Requests may come at any time, from any thread."""
+    """Keeps the requests to end a run. They may come at any time, from any thread."""
 
     def __init__(self) -> None:
         self._is_stopped = self._is_cancelled = False
@@ -137,7 +138,7 @@ class Ending:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def bind(self) -> None:
-        """From now on requests wake the waiters of the running loop."""
+        """Let requests wake the waiters of the running event loop from now on."""
         self._loop = asyncio.get_running_loop()
         if self._is_stopped:
             self._stopped.set()
@@ -145,18 +146,18 @@ class Ending:
             self._cancelled.set()
 
     def stop(self) -> None:
-        """End in order."""
+        """Ask for an orderly end."""
         self._is_stopped = True
         self.call(self._stopped.set)
 
     def cancel(self) -> None:
-        """End now, with what there is."""
+        """Ask for an end now, with what was trained so far."""
         self._is_stopped = self._is_cancelled = True
         self.call(self._stopped.set)
         self.call(self._cancelled.set)
 
     async def unless_cancelled(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of `work`; `RunCancelled` when it was given up."""
+        """Return the result of `work`; raise `RunCancelled` when it was cancelled."""
         working, cancelled = asyncio.create_task(work), asyncio.create_task(self._cancelled.wait())
         try:
             await asyncio.wait({working, cancelled}, return_when=asyncio.FIRST_COMPLETED)
@@ -171,7 +172,7 @@ class Ending:
     async def cancel_past_frozen(
         self, engines: Callable[[], Sequence[Engine]], log: Callable[[str], None]
     ) -> None:
-        """Once the run is to stop, don't wait for an engine that does not answer."""
+        """Once the run is to stop, cancel it if an engine does not answer."""
         await self._stopped.wait()
         while True:
             for engine in engines():
@@ -182,7 +183,7 @@ class Ending:
             await asyncio.sleep(1.0)
 
     def call(self, function: Callable[[], Any]) -> bool:
-        """In the loop's thread; False where the run has no loop, and nothing is called."""
+        """Call `function` in the loop's thread. Return False, without a call, where the run has no loop."""
         if self._loop is None or self._loop.is_closed():
             return False
         self._loop.call_soon_threadsafe(function)
@@ -196,5 +197,5 @@ async def _is_answering(engine: Engine) -> bool:
     except TimeoutError:
         return False
     except ChannelClosed:
-        pass  # its supervisor says what became of it
+        pass  # its supervisor reports why it ended
     return True

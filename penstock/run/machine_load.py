@@ -1,5 +1,7 @@
-"""How busy the machine is: processors, memory and GPUs, as counters of the process `machine`. Read from `/proc` and
-`nvidia-smi`, every few seconds; where neither is there, nothing is told."""
+"""Reports how busy the machine is: CPU, memory and GPUs, as counters of the process `machine`.
+
+Every few seconds they are read from `/proc` and `nvidia-smi`; where neither exists, nothing is reported.
+"""
 
 import asyncio
 import contextlib
@@ -20,14 +22,14 @@ GPU_TIMEOUT_S = 4.0
 
 
 class Processors:
-    """The share of processor time that was used since the last look."""
+    """Measures the share of CPU time that was used since the last call."""
 
     def __init__(self, read: Callable[[], str] = lambda: Path("/proc/stat").read_text()) -> None:
         self._read = read
         self._before: tuple[int, int] | None = None
 
     def share(self) -> float | None:
-        """None at the first look, and where the system does not tell."""
+        """Return the share; None at the first call, and where the system does not report it."""
         try:
             words = self._read().splitlines()[0].split()
         except (OSError, IndexError):
@@ -41,7 +43,7 @@ class Processors:
 
 
 def memory_bytes(text: str) -> dict[str, float]:
-    """Of `/proc/meminfo`: what is used and what there is."""
+    """Parse `/proc/meminfo` into the memory that is used and the memory that there is."""
     sizes = {
         name: int(rest.split()[0]) * 1024
         for name, _, rest in (line.partition(":") for line in text.splitlines())
@@ -53,14 +55,14 @@ def memory_bytes(text: str) -> dict[str, float]:
 
 
 def read_memory() -> dict[str, float]:
-    """Nothing where the system does not tell."""
+    """Return the memory counters; none where the system does not report them."""
     with contextlib.suppress(OSError):
         return memory_bytes(Path("/proc/meminfo").read_text())
     return {}
 
 
 def gpu_numbers(text: str) -> dict[str, float]:
-    """Of `nvidia-smi`, by the number of the GPU. What it does not know (`[N/A]`) is left out."""
+    """Parse the output of `nvidia-smi` into counters by GPU number. Unknown values (`[N/A]`) are left out."""
     names = (
         ("gpu{}_busy", 0.01),
         ("gpu{}_memory_used_bytes", 2.0**20),
@@ -77,7 +79,7 @@ def gpu_numbers(text: str) -> dict[str, float]:
 
 
 async def read_gpus() -> dict[str, float]:
-    """Nothing when there are none, or when the tool does not answer soon."""
+    """Return the GPU counters; none without GPUs, or when the tool does not answer soon."""
     process = await asyncio.create_subprocess_exec(
         *QUERY, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
     )
@@ -93,7 +95,7 @@ async def read_gpus() -> dict[str, float]:
 
 @contextlib.asynccontextmanager
 async def machine_load(stream: EventStream, *, has_gpus: bool) -> AsyncIterator[None]:
-    """Tells the load of the machine for as long as the block lasts."""
+    """Report the load of the machine for as long as the block lasts."""
     ask_gpus = has_gpus and shutil.which(QUERY[0]) is not None
 
     async def watch() -> None:

@@ -1,5 +1,5 @@
-"""Watches a run: asks engines how they are, puts into words what each process does or waits for, and raises the
-alarm when nothing moves. What it learns goes into the stream of events."""
+"""Watches a run: asks engines for reports, describes what each process does or waits for, and warns when nothing
+moves. The results are events."""
 
 import asyncio
 import contextlib
@@ -24,7 +24,7 @@ from penstock.safe_files import open_private
 POLL_S = 0.5
 LAST_POLL_S = 5.0
 KEEP_S = 5.0
-"""Between two notes on where the run stands."""
+"""Seconds between two writes of `standing.json`."""
 STANDING = "standing.json"
 USUAL_CAUSES = {
     "generation": "long answers, a workflow or tool that hangs (rollout.timeout_s), or an engine that stands still",
@@ -36,24 +36,24 @@ USUAL_CAUSES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """One stage at one moment."""
+    """A `Mark` is the state of one stage at one moment."""
 
     work: int
-    """What it has to do: groups, steps, updates."""
+    """How much the stage has to do: groups, steps, updates."""
     progress: float
-    """A number that changes whenever it gets on."""
+    """A number that changes whenever the stage progresses."""
 
 
 class StageWatch:
-    """Tells stages that had work and did not move for `limit_s`, each again after as long."""
+    """Finds stages that had work and did not progress for `limit_s`. Each is reported again after as long."""
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
         self._marks: dict[str, tuple[float, float]] = {}
-        """By stage: its progress, and when that was last another, or it had no work, or it was told."""
+        """By stage: its progress, and when that last changed, it last had no work, or it was last reported."""
 
     def look(self, now: float, marks: Mapping[str, Mark]) -> list[tuple[str, float]]:
-        """The stages to tell of, with how long each has stood."""
+        """Return the stages to report, with how long each has stood still."""
         standing = []
         for stage, mark in marks.items():
             progress, since = self._marks.get(stage, (mark.progress, now))
@@ -67,8 +67,7 @@ class StageWatch:
 
 
 class Standing(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a run stands, in words: written now and then, so that `penstock doctor` can say so also of a run that
-    was killed."""
+    """Holds lines on where a run stands, which `penstock doctor` shows even for a run that was killed."""
 
     wall_s: float
     """When it was written."""
@@ -76,7 +75,7 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def write_standing(folder: Path, lines: Sequence[str]) -> None:
-    """Write it without waiting for the disk; a disk that does not take it costs nothing."""
+    """Write where the run stands, without waiting for the disk. A failed write is ignored."""
     unnamed = folder / f".{STANDING}.new"
     with contextlib.suppress(OSError):
         with open_private(unnamed, "wb") as file:
@@ -92,15 +91,15 @@ def read_standing(folder: Path) -> Standing | None:
 
 
 class WritesStacks(Protocol):
-    """The part of a worker that an alarm needs."""
+    """A `WritesStacks` is the part of a worker that a warning needs."""
 
     def write_stacks(self) -> str | None:
-        """Where the worker writes the Python stacks of its threads, if it can."""
+        """Return where the worker writes the Python stacks of its threads, or None."""
 
 
 class RunMonitor:
-    """One per run. `watch` is its background task. It never waits for a worker: each engine is asked by a task of
-    its own."""
+    """Monitors one run; `watch` is its background task. It never waits for a worker: each engine is asked by a
+    task of its own."""
 
     def __init__(
         self,
@@ -113,8 +112,8 @@ class RunMonitor:
         workers: Sequence[WritesStacks] = (),
         folder: Path | None = None,
     ) -> None:
-        """`engines` may change: those that join are asked from then on. `workers` are asked for their stacks at an
-        alarm, and not waited for. `folder` gets `standing.json`."""
+        """`engines` may change: an engine that joins is asked from then on. `workers` are asked for their stacks
+        when nothing moves, without waiting for them. `folder` gets `standing.json`."""
         self._workers = workers
         self._folder = folder
         self._kept_at = float("-inf")
@@ -143,14 +142,14 @@ class RunMonitor:
                 await asyncio.sleep(POLL_S)
 
     async def poll(self) -> None:
-        """Ask every engine now, so that what is counted at a change of phase is exact. Those that do not answer
-        soon are left out."""
+        """Ask every engine now, so that counters are exact at a change of phase. Engines that do not answer soon
+        are left out."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LAST_POLL_S):
                 await asyncio.gather(*(self._ask_if_there(engine) for engine in self._engines()))
 
     def look(self) -> None:
-        """Tell what each process does, and whether nothing has moved for too long."""
+        """Report what each process does, and whether nothing has moved for too long."""
         controller, now = self._controller, self._stream.clock.time()
         gate, activity = controller.buffer.gate, controller.activity
         self._stream.of("controller").count(
@@ -168,7 +167,7 @@ class RunMonitor:
         quiet_s = now - max(self._state.last_progress, self._alarmed_at)
         if self._state.phase == "training" and quiet_s > self._watchdog_s:
             self._alarmed_at = now
-            self._stream.flush()  # what was just said belongs to the alarm
+            self._stream.flush()  # the events just emitted belong to the warning
             line = f"nothing has moved for {quiet_s:.0f} s: {who_waits(self._state.status())}"
             self._alarm(line, [stage for stage, mark in self._marks().items() if mark.work])
             self._stages = StageWatch(self._watchdog_s)
@@ -192,7 +191,7 @@ class RunMonitor:
             events.log(f"the Python stacks of workers are in {', '.join(stacks)}")
 
     def _depths(self, now: float) -> list[str]:
-        """How much waits where, and what has waited for longest."""
+        """Return how many groups are in each stage, and which has waited longest."""
         gate, activity = self._controller.buffer.gate, self._controller.activity
         return [
             f"groups: {len(activity.generating)} in generation, {len(activity.scoring)} in scoring, "
@@ -213,7 +212,7 @@ class RunMonitor:
         }
 
     def _blocked(self, now: float) -> dict[str, float]:
-        """For how long nothing could be admitted so far, by cause, as seen at every look."""
+        """Return for how long nothing could be admitted so far, by cause, as sampled at every look."""
         cause = self._controller.buffer.admission_cause()
         if cause is not None and self._looked is not None:
             name = f"blocked_{cause}_s"
@@ -227,7 +226,7 @@ class RunMonitor:
             await asyncio.sleep(POLL_S)
 
     async def _ask_if_there(self, engine: Engine) -> None:
-        with contextlib.suppress(ChannelClosed):  # its supervisor says what became of it
+        with contextlib.suppress(ChannelClosed):  # its supervisor reports why it ended
             await self._ask(engine)
 
     async def _ask(self, engine: Engine) -> None:
@@ -259,7 +258,8 @@ class RunMonitor:
 
 @contextlib.asynccontextmanager
 async def heartbeat(events: Recorder) -> AsyncIterator[None]:
-    """An event now and then, so that the clock of a view goes on while models load and nothing else happens."""
+    """Emit an event now and then, so that a view's clock keeps running while models load and nothing else
+    happens."""
 
     async def beat() -> None:
         while True:

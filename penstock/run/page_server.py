@@ -1,8 +1,9 @@
-"""The run's web page, before it is opened: a bound socket and nothing else.
+"""Serves the run's web page at no cost until it is opened: a bound socket and nothing else.
 
     first connection ─► `penstock.page.page_process`, niced, which takes the socket and reads the run folder
 
-So the page costs a run nothing until it is opened, and then a process of its own. A failure costs a line."""
+After that the page costs a process of its own. A failure costs a log line.
+"""
 
 import asyncio
 import contextlib
@@ -22,9 +23,9 @@ from penstock.safe_files import open_private
 
 MODULE = "penstock.page.page_process"
 LISTENING = 9
-"""The socket's number in the page's process."""
+"""The socket's file descriptor in the page's process."""
 MAX_STARTS = 3
-"""A page whose process ends so often is not started again."""
+"""A page whose process has ended this many times is not started again."""
 
 
 @contextlib.asynccontextmanager
@@ -35,7 +36,7 @@ async def dashboard(
     *,
     command: Sequence[str] = (sys.executable, "-m", MODULE),
 ) -> AsyncIterator[None]:
-    """While inside, the address that it says can be opened."""
+    """Announce an address at which the page can be opened while the block runs."""
     if not config.dashboard:
         yield
         return
@@ -46,7 +47,7 @@ async def dashboard(
         yield
         return
     with listening:
-        door = DashboardDoor(listening, folder, config.dashboard_hosts, say, command)
+        door = DashboardListener(listening, folder, config.dashboard_hosts, say, command)
         say(f"dashboard: {door.address}")
         try:
             yield
@@ -54,8 +55,8 @@ async def dashboard(
             await door.close()
 
 
-class DashboardDoor:
-    """Waits for the first connection; owns the process that answers it."""
+class DashboardListener:
+    """Waits for the first connection, and owns the process that answers it."""
 
     def __init__(
         self,
@@ -78,18 +79,18 @@ class DashboardDoor:
 
     async def _keep(self) -> None:
         for _ in range(MAX_STARTS):
-            await self._knock()
+            await self._wait_connection()
             try:
                 code = await self._serve()
             except OSError as error:
-                self._say(f"the dashboard can't be started ({error}); the run goes on without it")
+                self._say(f"the dashboard can't be started ({error}); the run continues without it")
                 return
             log = self._folder / "logs" / "dashboard.log"
             self._say(f"the dashboard ended (exit code {code}, see {log}); it starts again when it is opened")
-        self._say("the dashboard ended too often, and is not started again; the run goes on without it")
+        self._say("the dashboard ended too often, and is not started again; the run continues without it")
 
-    async def _knock(self) -> None:
-        """Until a connection waits at the socket."""
+    async def _wait_connection(self) -> None:
+        """Wait until a connection is pending at the socket."""
         self._knocked.clear()
         self._loop.add_reader(self._listening, self._knocked.set)
         try:
@@ -98,7 +99,7 @@ class DashboardDoor:
             self._loop.remove_reader(self._listening)
 
     async def _serve(self) -> int:
-        """Until the page's process ends. Its input is open as long as the run goes on."""
+        """Run the page's process until it ends. Its input stays open as long as the run."""
         settings = {"folder": str(self._folder), "token": self._token, "allow_hosts": self._hosts}
         reading, writing = os.pipe()
         try:
@@ -115,7 +116,8 @@ class DashboardDoor:
             os.close(writing)
 
     def _spawn(self, reading: int) -> int:
-        """It is no child of asyncio's: while a page is open it outlives the run and its loop."""
+        """Start the page's process. It is no child of asyncio's: while a page is open it outlives the run and
+        its loop."""
         (self._folder / "logs").mkdir(parents=True, exist_ok=True)
         with open_private(self._folder / "logs" / "dashboard.log", "ab") as log:
             given = (
@@ -132,13 +134,13 @@ class DashboardDoor:
             )
 
     async def close(self) -> None:
-        """The page's process sees its input end, and ends when no page is open any more."""
+        """Close the process's input. It ends when no page is open any more."""
         self._keeping.cancel()
         await asyncio.gather(self._keeping, return_exceptions=True)
 
 
 def _reap(pid: int, loop: asyncio.AbstractEventLoop, ended: "asyncio.Future[int]") -> None:
-    """In a thread: wait for a process, and tell the loop if that is still there."""
+    """Wait for a process in a thread, and report its exit code to the loop if that still runs."""
     _, status = os.waitpid(pid, 0)
     code = os.waitstatus_to_exitcode(status)
     with contextlib.suppress(RuntimeError):

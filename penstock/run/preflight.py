@@ -1,6 +1,6 @@
-"""Everything that can be checked before anything heavy starts: files, names, prompts, extras.
+"""Checks everything that can be checked before anything heavy starts: files, names, prompts, extras.
 
-What is wrong here is a `UserError` in one sentence; no process has been started yet.
+A mistake is a `UserError` in one sentence, raised before any process has been started.
 """
 
 import json
@@ -49,7 +49,7 @@ from penstock.usercode import is_command
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """A run that may start."""
+    """A `Prepared` run is checked and may start."""
 
     config: PenstockConfig
     model: str
@@ -61,21 +61,24 @@ class Prepared:
     gpus: tuple[Gpu, ...] = ()
     """The GPUs of this machine, as they were before the run."""
     workflow: Workflow | None = None
-    """What `rollout.workflow` names, or what only this process has; None is a single turn."""
+    """The workflow that `rollout.workflow` names, or one that only this process has; None is a single turn."""
     merged_adapter: str = ""
     """The adapter that engines merge into the model when they load it; "" where a trainer publishes one."""
     memory: MemoryPlan | None = None
     """How the engines' GPU is shared out; None on a CPU."""
     saved: SavedRun | None = None
-    """What the run goes on from; None: it begins."""
+    """The saved run to resume; None: this run is new."""
     only_in_python: tuple[Part, ...] = ()
-    """What the caller has and the config can't name."""
+    """Parts that the caller passed as Python objects and the config can't name."""
     chosen: tuple[str, ...] = ()
     """Settings that were `auto`."""
 
     def user_files(self, home: Path) -> UserFiles:
-        """What workers on other machines need: the working directory, the folders of rewards, workflows and
-        algorithms that lie elsewhere, and a model that is a folder."""
+        """Collect what workers on other machines need.
+
+        That is the working directory, the folders of rewards, workflows and algorithms outside it, and a
+        model that is a folder.
+        """
         config = self.config
         paths = [function.path for function in config.reward.functions]
         paths += [config.rollout.workflow or "", *config.algorithm.paths()]
@@ -99,9 +102,12 @@ def prepare(
     workflow: Workflow | None = None,
     saved: SavedRun | None = None,
 ) -> Prepared:
-    """Load and check tasks, model name, tokenizer, prompts, rewards, workflows and extras; then make the run
-    folder, unless a `saved` run goes on in its own. Rows and a `workflow` that the caller has go before
-    those that the config names."""
+    """Load and check tasks, model name, tokenizer, prompts, rewards, workflows and extras, then make the run
+    folder.
+
+    A `saved` run resumes in its own folder. Rows and a `workflow` of the caller override those that the
+    config names.
+    """
     given: dict[Part, bool] = {
         "tasks": tasks is not None or heldout is not None,
         "workflow": workflow is not None and config.rollout.workflow is None,
@@ -116,8 +122,8 @@ def prepare(
     config.algorithm.load()
     check_capabilities(config)
     if config.sync.transport != AUTO:
-        transport_of(config.sync.transport)  # one by path is loaded before anything starts
-    launcher_settings(config.launcher)  # the same
+        transport_of(config.sync.transport)  # load one that is named by path before anything starts
+    launcher_settings(config.launcher)  # likewise
     load_curriculum(config.tasks.curriculum, train_tasks)
     if workflow is None and config.rollout.workflow is not None:
         workflow = load_workflow(config.rollout.workflow, config.rollout.http)
@@ -175,7 +181,7 @@ def prepare(
 def open_model(
     config: PenstockConfig, *, log: Callable[[str], None], cache: Path
 ) -> tuple[str, ChatTokenizer, int]:
-    """Where the model is, its tokenizer, and how long its sequences may be."""
+    """Return the model's path, its tokenizer, and how long its sequences may be."""
     trusted = config.model.trust_remote_code
     model = open_builtin(config.model.name, cache, log=log)
     max_context = min(
@@ -198,7 +204,8 @@ def resolve_prompts(
     has_template: bool,
     log: Callable[[str], None],
 ) -> tuple[PenstockConfig, list[Task], list[Task]]:
-    """Tasks as the model expects them, and the config that says so. A word where strings became chat messages."""
+    """Return the config and the tasks with prompts as the model expects them. Logs when strings became chat
+    messages."""
     train_tasks, section = resolve_chat(tasks, config.tasks, has_template=has_template)
     heldout_tasks, update = list(heldout), {}
     if config.eval.tasks is not None:
@@ -218,7 +225,7 @@ def resolve_prompts(
 
 
 def check_devices(config: PenstockConfig, gpus: Sequence[Gpu]) -> None:
-    """Refuse a GPU that is not on this machine, where all workers are on it."""
+    """Refuse a GPU that this machine lacks, where all workers are on it."""
     if config.launcher.reaches_other_machines:
         return
     devices = {"model.device": config.model.device, "reward.device": config.reward.device}
@@ -236,7 +243,7 @@ def _tasks(config: TasksConfig, rows: Iterable[Row] | None, log: Callable[[str],
 
 
 def warn_of_idle_penalty(config: PenstockConfig, log: Callable[[str], None]) -> None:
-    """Say so when no single answer can be long enough for `overlong_penalty`; workflows of several turns may be."""
+    """Warn when no single answer can be long enough for `overlong_penalty`; workflows of several turns may be."""
     arguments = config.algorithm.selection.get("overlong_penalty")
     if arguments is None:
         return
@@ -250,7 +257,7 @@ def warn_of_idle_penalty(config: PenstockConfig, log: Callable[[str], None]) -> 
 
 
 def new_run_folder(config: PenstockConfig) -> Path:
-    """`runs/NAME`, or `runs/NAME-2` and so on: a run never writes into another one's folder."""
+    """Make `runs/NAME`, or `runs/NAME-2` and so on: a run never writes into another one's folder."""
     check_parent(config.run.folder)
     try:
         config.run.folder.mkdir(parents=True, exist_ok=True)
@@ -272,7 +279,7 @@ def new_run_folder(config: PenstockConfig) -> Path:
 
 
 def check_parent(folder: Path) -> None:
-    """Refuse a `run.folder` that is something else than a folder, or lies in it."""
+    """Refuse a `run.folder` where it or one of its parents is not a folder."""
     for part in (folder, *folder.parents):
         rule = "must be a folder" if part == folder else "must lie in a folder"
         if os.path.isdir(part):
@@ -287,7 +294,7 @@ def check_parent(folder: Path) -> None:
 
 
 def open_writers(prepared: Prepared) -> list[MetricsWriter]:
-    """Those of a run that goes on write on where the run is known already."""
+    """Open the metric writers. Trackers of a resumed run continue the run that they already know."""
     folder = prepared.folder
     facts = read_facts(folder)
     writers = make_writers(prepared.config.observe, folder, folder.name, facts.trackers)
@@ -317,7 +324,7 @@ def run_event(prepared: Prepared, now: float) -> RunEvent:
 
 
 def config_event(prepared: Prepared, now: float) -> ConfigEvent:
-    """What readers of events see of the config: what `config.yaml` has, secrets hidden."""
+    """Build the event that shows readers the config, as in `config.yaml`, with secrets hidden."""
     config = prepared.config
     sites = sites_of(config, prepared.gpus)
     used = used_gpus(config) or {site.device for site in (sites.trainer, sites.engine) if site.is_gpu}
@@ -325,7 +332,8 @@ def config_event(prepared: Prepared, now: float) -> ConfigEvent:
 
 
 def _refuse_commands(tasks: Sequence[Task]) -> None:
-    """Beside a workflow that only this process has there are no rollout workers, which agents speak to."""
+    """Refuse tasks with commands beside a workflow that only this process has: then there are no rollout
+    workers, which commands need."""
     for task in tasks:
         if task.workflow is not None and is_command(task.workflow):
             raise UserError(
@@ -336,7 +344,7 @@ def _refuse_commands(tasks: Sequence[Task]) -> None:
 
 
 def _refuse_shared(train: Sequence[Task], heldout: Sequence[Task]) -> None:
-    """Held-out means held out: a prompt in both sets would make the evaluation a measure of memory."""
+    """Refuse prompts that are both in training and held out: the evaluation would measure memory."""
     shared = {task.prompt for task in train} & {task.prompt for task in heldout}
     if shared:
         raise UserError(

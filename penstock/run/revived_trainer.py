@@ -1,6 +1,6 @@
-"""What the trainer's loss means for a run: another process goes on from the last checkpoint, or from the start.
+"""Replaces a lost trainer: another process resumes from the last checkpoint, or from the start.
 
-Generation goes on meanwhile, and the buffer fills as far as the staleness bound allows.
+Generation continues meanwhile, and the buffer fills as far as the staleness bound allows.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from penstock.run.workers import LaunchedTrainer
 
 
 class RevivableTrainer:
-    """`penstock.processes.revival.Revivable` of the trainer."""
+    """Implements `penstock.processes.revival.Revivable` for the trainer."""
 
     is_needed = True
 
@@ -30,14 +30,15 @@ class RevivableTrainer:
 
     @property
     def is_replaceable(self) -> bool:
-        """After the last step nothing would make again what a new process lacks."""
+        """Return whether training continues. After the last step, no step would restore what a new process
+        lacks."""
         return self._controller.is_training
 
     def lost(self) -> None:
         self._controller.trainer_lost()
 
     async def prepare(self) -> None:
-        """Tell the next process from where it goes on, and under which version its weights are published."""
+        """Set where the next process resumes, and under which version it publishes its weights."""
         controller, place = self._controller, self._trainer.place
         controller.trainer_lost()
         death = place.last_death
@@ -47,10 +48,10 @@ class RevivableTrainer:
         sweep_unfinished(self._run)
         checkpoint = await self._choose()
         start = msgspec.structs.replace(self._trainer.start, version=version, checkpoint=checkpoint)
-        place.begin_with(start)
+        place.set_start(start)
 
     async def _choose(self) -> str:
-        """The newest checkpoint that is whole; "" where there are none yet."""
+        """Return the newest checkpoint that is whole; "" where there is none yet."""
         words: list[str] = []
         found = await asyncio.to_thread(newest_whole, self._run, words.append)
         for word in words:

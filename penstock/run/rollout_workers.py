@@ -1,13 +1,13 @@
-"""Where workflows run: in the controller, or in worker processes that can be replaced."""
+"""Starts what runs workflows: the controller itself, or worker processes that can be replaced."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
 from penstock.channel import Channel, remote, serve
-from penstock.durability.kept_work import KeptWork
+from penstock.durability.work_replay import WorkReplay
 from penstock.processes.launchers import Launcher
 from penstock.processes.launchers.memory_limit import memory_environment
-from penstock.processes.pooled_workers import PoolCare, start_pooled
+from penstock.processes.pooled_workers import PoolWatches, start_pooled
 from penstock.processes.replaceable import ReplaceableWorker
 from penstock.records import DEFAULT_POLICY, Episode
 from penstock.rollout.episode_pool import EpisodePool
@@ -27,24 +27,26 @@ from penstock.usercode import is_command, search_path
 
 
 async def start_episodes(
-    launcher: Launcher, prepared: Prepared, work: KeptWork, care: PoolCare | None = None
+    launcher: Launcher, prepared: Prepared, work: WorkReplay, care: PoolWatches | None = None
 ) -> EpisodeRunner:
-    """Worker processes where `rollout.workers` asks for them and there is code of the user's that they can load.
-    Episodes that could not reach something are run again."""
+    """Start worker processes where `rollout.workers` asks for them and they can load the user's workflow.
+
+    Episodes that could not reach a service are retried.
+    """
     calls = CallsSoFar(work.keep_call)
     work = replace(work, keep_call=calls.keep)
     episodes = await _start(launcher, prepared, work, care)
 
-    def told(episode: Episode, count: int, wait_s: float) -> None:
+    def report(episode: Episode, count: int, wait_s: float) -> None:
         words = retry_words(episode, count, wait_s)
         if care is not None and words is not None:
             care.events.log(words)
 
-    return RetryingEpisodes(episodes, calls, retries=prepared.config.rollout.retries, told=told)
+    return RetryingEpisodes(episodes, calls, retries=prepared.config.rollout.retries, report=report)
 
 
 async def _start(
-    launcher: Launcher, prepared: Prepared, work: KeptWork, care: PoolCare | None
+    launcher: Launcher, prepared: Prepared, work: WorkReplay, care: PoolWatches | None
 ) -> EpisodeRunner:
     rollout = prepared.config.rollout
     num_workers = max(rollout.workers, 1 if _names_a_command(prepared) else 0)
@@ -57,15 +59,15 @@ async def _start(
     places = [rollout_place(launcher, f"rollout{index}", prepared, work) for index in range(num_workers)]
     restarts = prepared.config.run.restarts
     workers = await start_pooled(places, _running_in, restarts, care)
-    told = (lambda words: None) if care is None else care.events.log
-    pool = EpisodePool(workers, capacity=rollout.episodes_per_worker, max_deaths=restarts + 1, told=told)
+    report = (lambda words: None) if care is None else care.events.log
+    pool = EpisodePool(workers, capacity=rollout.episodes_per_worker, max_deaths=restarts + 1, report=report)
     if care is not None:
         care.over(workers, pool)
     return pool
 
 
 def retry_words(episode: Episode, count: int, wait_s: float) -> str | None:
-    """What to tell a person of the first episode that is run again, of the tenth, the hundredth, and so on."""
+    """Return a log line for the first episode that is retried, the tenth, the hundredth, and so on."""
     if count != 10 ** (len(str(count)) - 1):
         return None
     return (
@@ -75,14 +77,14 @@ def retry_words(episode: Episode, count: int, wait_s: float) -> str | None:
 
 
 def _is_loadable(prepared: Prepared) -> bool:
-    """Whether the run or a task names a workflow, and none is there that has no name."""
+    """Return whether the run or a task names a workflow, and none exists only in this process."""
     if prepared.workflow is not None:
         return prepared.config.rollout.workflow is not None
     return any(task.workflow is not None for task in (*prepared.tasks, *prepared.heldout))
 
 
 def _names_a_command(prepared: Prepared) -> bool:
-    """An agent needs a process that answers it."""
+    """Return whether a workflow is a command, which needs a process that answers it."""
     named = {prepared.config.rollout.workflow}
     named |= {task.workflow for task in (*prepared.tasks, *prepared.heldout)}
     return any(path is not None and is_command(path) for path in named)
@@ -97,8 +99,9 @@ def _running_in(place: ReplaceableWorker) -> Callable[[Sequence[EpisodeSpec]], A
     return run
 
 
-def rollout_place(launcher: Launcher, name: str, prepared: Prepared, work: KeptWork) -> ReplaceableWorker:
-    """Its episodes ask for turns over the channel that it is reached by: both sides serve."""
+def rollout_place(launcher: Launcher, name: str, prepared: Prepared, work: WorkReplay) -> ReplaceableWorker:
+    """Make a rollout worker. Its episodes request turns over the channel by which it is called: both sides
+    serve."""
     start = RolloutStart(
         model=prepared.model,
         trust_remote_code=prepared.config.model.trust_remote_code,

@@ -1,4 +1,4 @@
-"""One run, from its config to its summary.
+"""Takes one run from its config to its summary.
 
 the run folder ─► workers ─► controller ─► weights verified ─► evaluate ─► train ─► evaluate ─► save ─► summary
                                  └─ beside it: watch, revive, let engines join and leave
@@ -15,8 +15,8 @@ from penstock.blob_stores import open_blobs
 from penstock.durability.checkpoints import Checkpoints, Part, write_beginning
 from penstock.durability.journal.disk_room import DiskRoom
 from penstock.durability.kept_checkpoints import checkpoints_of
-from penstock.durability.kept_work import keep_work
 from penstock.durability.recovery import UndoneGroups
+from penstock.durability.work_replay import keep_work
 from penstock.engines.engine_pool import EnginePool
 from penstock.errors import DiskFull
 from penstock.loop.adaptive import starting_bound
@@ -29,9 +29,9 @@ from penstock.observe.writers.recoveries_jsonl import NAME as RECOVERIES
 from penstock.observe.writers.recoveries_jsonl import RecoveriesWriter
 from penstock.placement.shares import sharing
 from penstock.processes.first_start import keep_together
-from penstock.processes.pooled_workers import PoolCare
+from penstock.processes.pooled_workers import PoolWatches
 from penstock.processes.revival import RestartPolicy, Reviver
-from penstock.processes.supervision import SupervisedWorker, in_a_sentence, supervised, unwrapped
+from penstock.processes.supervision import SupervisedWorker, as_penstock_error, supervised, unwrapped
 from penstock.processes.worker_events import EventCollector
 from penstock.records import ONE_VERSION
 from penstock.records.interfaces import Scorer
@@ -56,7 +56,7 @@ from penstock.scoring.retrying import RetryingScorer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Opened:
-    """What a run works with from before its first worker until after its last."""
+    """Holds what a run uses from before its first worker starts until after its last has ended."""
 
     collector: EventCollector
     launchers: Launchers
@@ -64,7 +64,7 @@ class _Opened:
 
 
 class Run:
-    """Owns the processes of one run. `stop` and `cancel` ask it to end early, with the model saved."""
+    """Owns the processes of one run. `stop` and `cancel` end it early, with the model saved."""
 
     def __init__(self, prepared: Prepared, shown: ShownRun, *, scorer: Scorer | None = None) -> None:
         """`scorer` is a reward that exists only in this process."""
@@ -75,9 +75,9 @@ class Run:
         self._controller: Controller | None = None
         self._ending = Ending()
         self._room: DiskRoom | None = None
-        """On the disk, from when the model is saved."""
+        """Waits for room on the disk, from when the model is saved."""
         self.has_begun = False
-        """Whether it trains, or has trained: before, there is nothing to save."""
+        """Whether it trains, or has trained: before that, there is nothing to save."""
 
     def stop(self) -> None:
         """End after the step in progress, or now if training has not begun. Safe to call at any time, from any
@@ -89,18 +89,19 @@ class Run:
             self.cancel()
 
     def cancel(self) -> None:
-        """End without an evaluation; the trainer still ends its step, and the model is saved. As safe as `stop`."""
+        """End without an evaluation. The trainer still completes its step, and the model is saved. As safe as
+        `stop`."""
         self._ending.cancel()
         self._ending.call(self._stop_waiting)
 
     def say(self, line: str) -> None:
-        """A line for the person who watches, as an event of the run. As safe as `stop`."""
+        """Log a line as an event of the run. As safe as `stop`."""
         if not self._ending.call(partial(self._events.log, line)):
             self._events.log(line)
 
     @property
     def waits_for_room(self) -> bool:
-        """Whether the disk is full, and the model not saved yet."""
+        """Return whether the disk is full and the model not saved yet."""
         return self._room is not None and self._room.is_full
 
     def _stop_in_order(self) -> None:
@@ -123,7 +124,7 @@ class Run:
 
     async def run(self) -> Summary:
         with held(self._prepared.folder):
-            return await in_a_sentence(self._run(), self._prepared.folder)
+            return await as_penstock_error(self._run(), self._prepared.folder)
 
     async def _run(self) -> Summary:
         prepared, stream = self._prepared, self._shown.stream
@@ -144,7 +145,7 @@ class Run:
             stream.close()
 
     def _begin_events(self) -> None:
-        """From now on events have the loop's clock, and go into the run folder."""
+        """Switch events to the event loop's clock, and store them in the run folder."""
         prepared, stream, loop = self._prepared, self._shown.stream, asyncio.get_running_loop()
         self._ending.bind()
         stream.move_to(loop, loop.call_soon)
@@ -176,7 +177,8 @@ class Run:
                 await collector.fetch()
 
     def _begin_tasks(self, beginning: Beginning) -> None:
-        """A new run says what a crash would cost, and can go on from its step 0."""
+        """Subscribe the curriculum. A new run also reports what a crash would cost, and makes its step 0
+        resumable."""
         config, tasks = self._config, beginning.tasks
         if tasks.curriculum is not None:
             self._shown.stream.subscribe("curriculum", tasks.curriculum)
@@ -189,7 +191,7 @@ class Run:
             write_beginning(self._prepared.folder, tasks, bound, self._only_in_python)
 
     async def _train_and_save(self, opened: _Opened, workers: Workers) -> None:
-        """Once training has begun, the model is saved however it ends, if its trainer lives."""
+        """Train, and save the model however training ends once it has begun, if the trainer lives."""
         try:
             await self._ending.unless_cancelled(unwrapped(self._train(opened, workers)))
         except RunCancelled:
@@ -202,12 +204,12 @@ class Run:
         await self._save(workers)
 
     async def _train(self, opened: _Opened, workers: Workers) -> None:
-        """Start the workers that only training needs, build the controller, and let it run while workers that die
-        are replaced."""
+        """Start the workers that only training needs, build the controller, and train while workers that die are
+        replaced."""
         config, prepared, beginning = self._config, self._prepared, opened.beginning
         resumes = config.sync.interrupt not in ONE_VERSION
         engines = EnginePool({one.name: one.calls for one in workers.engines}, resumes=resumes, replaces=True)
-        care = PoolCare(self._events, opened.collector, config.run.freeze_s)
+        care = PoolWatches(self._events, opened.collector, config.run.freeze_s)
         async with AsyncExitStack() as at_end:
             pools = self._start_pools(opened, engines, care, at_end)
             scorer, episodes = await keep_together(workers.starts, pools, self._events)
@@ -233,9 +235,9 @@ class Run:
             await supervised(work, [*care.watches, *watches])
 
     async def _start_pools(
-        self, opened: _Opened, engines: EnginePool, care: PoolCare, at_end: AsyncExitStack
+        self, opened: _Opened, engines: EnginePool, care: PoolWatches, at_end: AsyncExitStack
     ) -> tuple[Scorer, EpisodeRunner]:
-        """The scorers and the rollout workers; `at_end` closes them."""
+        """Start the scorers and the rollout workers; `at_end` closes them."""
         config, prepared, events = self._config, self._prepared, self._events
         launcher, beginning = opened.launchers.own, opened.beginning
         started = self._scorer or await start_scorers(launcher, prepared, care)
@@ -270,8 +272,10 @@ class Run:
     def _watches(
         self, opened: _Opened, workers: Workers, engines: EnginePool, controller: Controller
     ) -> tuple[EngineFleet, list[SupervisedWorker]]:
-        """The engines, and those whose end ends the run: workers that die too often. A run that must repeat bit by
-        bit ends with any of them, since a new process goes on with other bits."""
+        """Return the fleet of engines, and the watches whose end ends the run: of workers that die too often.
+
+        A run that must repeat bit by bit ends with any worker, since a new process would compute other bits.
+        """
         config, events, section = self._config, self._events, self._config.engine
         reviver = Reviver(
             events=events,
@@ -320,7 +324,7 @@ class Run:
     async def _train_beside(
         self, opened: _Opened, workers: Workers, parts: Parts, controller: Controller, fleet: EngineFleet
     ) -> None:
-        """Evaluate, train, evaluate, while others watch, and engines join and leave."""
+        """Evaluate, train and evaluate, beside the monitor and the engines that join and leave."""
         saved, events, checkpoints = self._prepared.saved, self._events, parts.checkpoints
         monitor, evaluations = self._monitor(workers, controller, fleet), self._evaluations(parts)
         watching = [monitor.watch(), self._ending.cancel_past_frozen(fleet.present, events.log)]
@@ -348,19 +352,19 @@ class Run:
             await monitor.poll()
             events.phase("evaluating")
             assert checkpoints is not None
-            await checkpoints.write_last(controller.stand())
+            await checkpoints.write_last(controller.resume_point())
             if controller.steps_done:
                 await evaluations.now(controller.steps_done)
             for task in beside:
                 task.cancel()
 
     async def _free_trainer(self) -> None:
-        """A trainer that waits for engines to read its weights could not save them."""
+        """Stop waiting for engines to read the trainer's weights; until then it could not save them."""
         if self._controller is not None:
             await self._controller.sync.abandon()
 
     async def _save(self, workers: Workers) -> None:
-        """On a full disk this waits for room: the trainer alone has what was trained."""
+        """Save the model. A full disk is waited out, since only the trainer has what was trained."""
         self._events.phase("saving")
 
         async def save() -> None:
@@ -373,7 +377,7 @@ class Run:
         await supervised(self._room.patiently(save), [workers.trainer.place])
 
     def _what_is_left(self) -> str:
-        """How to get at what was trained without the trainer, in a sentence."""
+        """Describe in a sentence how to recover what was trained without the trainer."""
         folder, found = self._prepared.folder, checkpoints_of(self._prepared.folder)
         step = max(found, default=0)
         if found and self._controller is not None and self._controller.steps_done == step:
@@ -383,8 +387,8 @@ class Run:
         return f"the checkpoint of step {step} is all that is left" if found else "no checkpoint holds it"
 
     async def _rescue(self, workers: Workers, error: Exception) -> None:
-        """Save what was trained before the run failed. The failure is what the caller reports; this must not hide
-        it."""
+        """Save what was trained before the run failed. The caller reports the failure, which an error here must
+        not hide."""
         if self._controller is None or not self.has_begun:
             return
         self._events.log(f"the run failed: {error}")

@@ -1,7 +1,7 @@
-"""The folder of a run: its `config.yaml`, who may write into it, and what a resumed run finds in it.
+"""Manages the folder of a run: its `config.yaml`, the lock on it, and what a resumed run finds in it.
 
-`config.yaml` has secrets hidden, and a last line that tells whether the file is whole: an empty file, or half of
-one, would be a config with default settings.
+`config.yaml` has secrets hidden, and a last line with a checksum that shows whether the file is complete: an
+empty file, or half of one, would be a config with default settings.
 """
 
 import fcntl
@@ -43,7 +43,7 @@ LAST_LINE = "# checksum: "
 LOCK = ".lock"
 METRICS = "metrics.jsonl"
 UNDONE = "metrics.undone.jsonl"
-"""Rows of steps that were trained after the checkpoint that a run went on from."""
+"""Rows of steps that were trained after the checkpoint from which a run resumed."""
 FIXED = (
     "model.name",
     "model.lora",
@@ -53,7 +53,7 @@ FIXED = (
     "run.seed",
     "run.deterministic",
 )
-"""What a run can't change on its way."""
+"""Settings that a resumed run can't change."""
 
 
 def write_config(run: Path, config: PenstockConfig) -> None:
@@ -62,13 +62,16 @@ def write_config(run: Path, config: PenstockConfig) -> None:
 
 
 def to_yaml(config: PenstockConfig) -> str:
-    """Secrets are hidden: a run folder is what people show each other."""
+    """Write the config as YAML with secrets hidden, since people share run folders."""
     return yaml.safe_dump(shown(config), sort_keys=False, allow_unicode=True)
 
 
 def shown(config: PenstockConfig) -> dict[str, Any]:
-    """The config's sections with secrets hidden. Keys of `algorithm` and `launcher.resources` are names of
-    functions, settings and resources: a `truncated_token` is none to hide."""
+    """Return the config's sections with secrets hidden.
+
+    Keys of `algorithm` and `launcher.resources` name functions, settings and resources, so a key such as
+    `truncated_token` is no secret.
+    """
     sections = config.model_dump(mode="json")
     resources = sections["launcher"].pop("resources")
     found = {name: hidden(section, only_texts=name == "algorithm") for name, section in sections.items()}
@@ -77,13 +80,13 @@ def shown(config: PenstockConfig) -> dict[str, Any]:
 
 
 def last_line(text: str) -> str:
-    """The checksum line of a file with this text before it. How an editor ends lines does not count."""
+    """Return the checksum line of a file with this text before it. Line endings do not count."""
     lines = [line.rstrip() for line in text.strip().splitlines()]
     return f"{LAST_LINE}{zlib.crc32(chr(10).join(lines).encode()):08x}"
 
 
 def check_config(run: Path) -> None:
-    """Refuse a file that is not as Penstock wrote it, unless somebody has written its last line anew."""
+    """Refuse a file that differs from what Penstock wrote, unless the user has updated its last line."""
     path = run / FILE
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
@@ -106,36 +109,36 @@ def check_config(run: Path) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedRun:
-    """A run that can go on: its folder and its last checkpoint."""
+    """A `SavedRun` is a run that can resume: its folder and its last checkpoint."""
 
     folder: Path
     checkpoint: Path | None
-    """None: it was stopped before the first one, and goes on from its model with what its journal has."""
+    """None: it was stopped before the first one, and resumes from its model with what its journal has."""
     progress: Progress
     words: tuple[str, ...] = ()
-    """What is to be said of newer checkpoints that are damaged."""
+    """Log lines about newer checkpoints that are damaged."""
 
     @property
     def rows_until(self) -> int:
-        """The last step whose rows of metrics stay. Before the first checkpoint all is done again."""
+        """Return the last step whose metric rows stay. Before the first checkpoint, all steps are made again."""
         return -1 if self.checkpoint is None else self.progress.step
 
 
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """This process alone writes into the run folder. The lock goes with the process, however that ends."""
+    """Lock the run folder for this process. The lock ends with the process, however that ends."""
     with open_private(folder / LOCK, "a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise UserError(
-                f"{folder} is in use by a run that is still going on; stop that one first"
+                f"{folder} is in use by a run that is still running; stop that one first"
             ) from None
         yield
 
 
 def is_held(folder: Path) -> bool:
-    """Whether a run writes into the folder now."""
+    """Return whether a run is writing into the folder."""
     try:
         with (folder / LOCK).open() as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -149,8 +152,10 @@ def is_held(folder: Path) -> bool:
 def load_saved_run(
     folder: Path, overrides: list[str], step: int | Literal["best"] | None = None
 ) -> tuple[PenstockConfig, SavedRun]:
-    """The config of a run that is to go on, and the checkpoint from which: of `step`, or the last. Workers that a
-    killed controller left have ended when it is chosen."""
+    """Return the config of a run to resume, and the checkpoint to resume from: that of `step`, or the last.
+
+    The workers of a killed controller have ended when the checkpoint is chosen.
+    """
     for override in overrides:
         key = override.partition("=")[0]
         if key in FIXED or key.startswith("model.lora."):
@@ -158,7 +163,7 @@ def load_saved_run(
     chosen_again = [f"{setting}=auto" for setting in read_facts(folder).auto]
     check_config(folder)
     config = load_config(PenstockConfig, folder / FILE, [*chosen_again, *overrides])
-    if not is_held(folder):  # `held` refuses one that is
+    if not is_held(folder):  # `held` refuses a folder in use
         wait_for_orphans(folder)
     words: list[str] = []
     checkpoint, progress = _choose(folder, step, words.append)
@@ -169,14 +174,14 @@ def load_saved_run(
         )
     done = progress.step
     if done >= config.run.steps:
-        raise UserError(f"{folder} has done its {done} steps; give more to go on: run.steps={done + 100}")
+        raise UserError(f"{folder} has done its {done} steps; set more to continue: run.steps={done + 100}")
     return config, SavedRun(folder=folder, checkpoint=checkpoint, progress=progress, words=tuple(words))
 
 
 def _choose(
     folder: Path, step: int | Literal["best"] | None, say: Callable[[str], None]
 ) -> tuple[Path | None, Progress]:
-    """A checkpoint and its progress. None: the run goes on from its beginning."""
+    """Choose a checkpoint and read its progress. None: the run resumes from its beginning."""
     found = checkpoints_of(folder)
     if step is None and (newest := newest_whole(folder, say)) is not None:
         return newest
@@ -188,8 +193,8 @@ def _choose(
         return None, read_progress(folder / BEGINNING)
     if step is None:
         raise UserError(
-            f"{folder} has no checkpoint to go on from; set run.checkpoint_every when a run is started (its model, "
-            f"if there is one, is in {folder / 'model'})"
+            f"{folder} has no checkpoint to resume from; set run.checkpoint_every when a run is started (its "
+            f"model, if there is one, is in {folder / 'model'})"
         )
     known = ", ".join(map(str, found)) or "none"
     what = "that was evaluated" if step == "best" else f"of step {step}"
@@ -197,8 +202,11 @@ def _choose(
 
 
 def put_aside_rows_past(folder: Path, step: int) -> None:
-    """Steps after the checkpoint are trained again: their rows go to `metrics.undone.jsonl`, so `metrics.jsonl`
-    has every step once. A line that was cut off goes with them."""
+    """Move the rows of steps after the checkpoint to `metrics.undone.jsonl`.
+
+    These steps are trained again, so `metrics.jsonl` has every step once. A line that was cut off is moved
+    too.
+    """
     path = folder / METRICS
     if not path.is_file():
         return
@@ -212,7 +220,7 @@ def put_aside_rows_past(folder: Path, step: int) -> None:
 
 
 def put_in_order(saved: SavedRun, config: PenstockConfig, say: Callable[[str], None]) -> None:
-    """Leave in the folder of a run that goes on what belongs to its checkpoint, and put aside what came after."""
+    """Keep in the folder of a resumed run what belongs to its checkpoint, and move away what came after."""
     for word in saved.words:
         say(word)
     step = saved.progress.step
@@ -225,7 +233,7 @@ def put_in_order(saved: SavedRun, config: PenstockConfig, say: Callable[[str], N
 
 
 def _step_of(line: str) -> float:
-    """The step of a row; infinite where there is none."""
+    """Return the step of a row; infinity where there is none."""
     try:
         return float(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError):

@@ -1,4 +1,4 @@
-"""How a run opens its launchers: what they must know of its workers."""
+"""Opens the launchers of a run, with what they must know of its workers."""
 
 import os
 from collections.abc import AsyncIterator
@@ -19,11 +19,9 @@ from penstock.run.preflight import Prepared
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launchers:
-    """Where the workers of a run start."""
-
     own: Launcher
     joining: tuple[RemoteLauncher, Volunteers] | None
-    """Where engines of other machines ask to join; None where nothing listens for them."""
+    """The launcher of engines that join from other machines; None where nothing listens for them."""
 
 
 @asynccontextmanager

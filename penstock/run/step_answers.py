@@ -1,8 +1,9 @@
-"""What is told of the answers of a step: how long they are, what each reward function gave, their advantages, how
-old their tokens were, and the tokens of a few of them one by one.
+"""Reports on the answers of a step: their lengths, rewards by function, advantages, ages of their tokens, and
+the tokens of a few.
 
-Which few depends on the number of the step alone, so that a repeated run tells the same ones. The trainer's own
-metrics stand beside these in a row of `metrics.jsonl`; it computes its advantages from its plan.
+Which few depends on the step's number alone, so that a repeated run reports the same ones. In a row of
+`metrics.jsonl` they stand beside the trainer's own metrics; the trainer computes its advantages from its
+plan.
 """
 
 import itertools
@@ -24,9 +25,12 @@ PROCESS = "controller"
 
 
 def answer_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
-    """Of every episode that did not fail. An answer has the tokens of all its turns, and is truncated when its last
-    turn ended at the token limit. `rewritten_by_client` and `rewritten_by_template` are there only where agents'
-    turns could not go on after the tokens before them, `unread_answers` where clients left before their end."""
+    """Compute metrics over every episode that did not fail.
+
+    An answer has the tokens of all its turns, and is truncated when its last turn ended at the token limit.
+    `rewritten_by_client` and `rewritten_by_template` exist only where turns of agents could not continue the
+    tokens before them, and `unread_answers` only where clients left before their answers ended.
+    """
     episodes = [episode for scored in groups for episode in scored.group.episodes]
     if not episodes:
         return {}
@@ -47,7 +51,7 @@ def answer_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
 
 
 def reward_means(groups: Sequence[ScoredGroup]) -> dict[str, float]:
-    """The mean of every reward function (unweighted) and of every named part of one, by its name."""
+    """Return the mean of every reward function (unweighted), and of every named part of one, by name."""
     values: dict[str, list[float]] = {}
     for scored in groups:
         for score in scored.scores:
@@ -57,8 +61,11 @@ def reward_means(groups: Sequence[ScoredGroup]) -> dict[str, float]:
 
 
 def step_metrics(groups: Sequence[ScoredGroup], of_trainer: dict[str, float]) -> dict[str, float]:
-    """All metrics of a step. `reward_NAME` is a function's mean; one whose name the trainer's metrics have taken
-    (`reward_mean`, `reward_std`) is `reward_function_NAME`."""
+    """Return all metrics of a step.
+
+    `reward_NAME` is a function's mean. Where the trainer's metrics already use that name (`reward_mean`,
+    `reward_std`), it is `reward_function_NAME`.
+    """
     rewards = {
         f"reward_{name}" if f"reward_{name}" not in of_trainer else f"reward_function_{name}": mean
         for name, mean in reward_means(groups).items()
@@ -67,7 +74,7 @@ def step_metrics(groups: Sequence[ScoredGroup], of_trainer: dict[str, float]) ->
 
 
 def episode_advantages(algorithm: AlgorithmConfig, groups: Sequence[ScoredGroup]) -> list[Values] | None:
-    """One array per group, one value per episode; None where the algorithm gives each token its own."""
+    """Return one array per group with one value per episode; None where the algorithm gives each token its own."""
     if is_of_tokens(algorithm.advantage):
         return None
     scores = [scored.scores for scored in groups]
@@ -77,15 +84,17 @@ def episode_advantages(algorithm: AlgorithmConfig, groups: Sequence[ScoredGroup]
 
 
 def traced_tokens(step: TrainedStep, now: float) -> Iterator[TokensEvent]:
-    """What the trainer handed back, beside what the controller knows of the same tokens. Ranks that share their
-    sequences hand back the same."""
-    told: set[tuple[int, int, int]] = set()
+    """Yield what the trainer returned on single tokens, with what the controller knows of them.
+
+    Ranks that share their sequences return the same tokens, which are yielded once.
+    """
+    seen: set[tuple[int, int, int]] = set()
     for result in step.results:
         for trace in result.traces:
             place = (trace.group, trace.episode, trace.number)
-            if place in told:
+            if place in seen:
                 continue
-            told.add(place)
+            seen.add(place)
             ready = step.taken.groups[trace.group]
             sample = ready.samples[trace.episode][trace.number]
             yield _event(step.number, ready, sample, trace, now)
@@ -113,14 +122,14 @@ def _event(step: int, ready: ReadyGroup, sample: Sample, trace: TracedTokens, no
 
 
 def _loss_mask(sample: Sample) -> np.ndarray:
-    """A first token has no context to be predicted from, so the trainer has nothing on it."""
+    """Return the loss mask without the first token, which has no context to be predicted from."""
     mask = sample.loss_mask.astype(np.uint8)
     mask[:1] = 0
     return mask
 
 
 def ages_of(sample: Sample, ready: ReadyGroup) -> IntArray:
-    """The age of each token; -1 where none was sampled."""
+    """Return the age of each token; -1 where none was sampled."""
     ages = np.full(len(sample.versions), -1, dtype=np.int32)
     for version in np.unique(sample.versions):
         if version != NOT_SAMPLED:
@@ -129,7 +138,7 @@ def ages_of(sample: Sample, ready: ReadyGroup) -> IntArray:
 
 
 def staleness_of(taken: StepGroups, attempts: Mapping[int, Attempt], now: float) -> StalenessEvent:
-    """Of all loss tokens of a step."""
+    """Count the ages of all loss tokens of a step."""
     tokens: Counter[tuple[int, int]] = Counter()
     groups: Counter[int] = Counter()
     for ready in taken.groups:
@@ -156,7 +165,7 @@ def staleness_of(taken: StepGroups, attempts: Mapping[int, Attempt], now: float)
 
 
 def _loss_versions(ready: ReadyGroup) -> Iterator[tuple[int, int]]:
-    """In runs: tokens of one version lie beside each other."""
+    """Yield the versions of loss tokens in runs, since tokens of one version lie side by side."""
     parts = [sample.versions[sample.loss_mask] for samples in ready.samples for sample in samples]
     versions = np.concatenate(parts) if parts else np.empty(0, dtype=np.int32)
     if not versions.size:
@@ -168,14 +177,14 @@ def _loss_versions(ready: ReadyGroup) -> Iterator[tuple[int, int]]:
 
 
 class TokenVocabulary:
-    """Which token ids have been told how they read."""
+    """Remembers which token ids have already been reported with their text."""
 
     def __init__(self, decode: Callable[[list[int]], str]) -> None:
         self._decode = decode
         self._told: set[int] = set()
 
     def new_texts(self, tokens: Sequence[TokensEvent]) -> dict[int, str]:
-        """Of ids that no event before has told of."""
+        """Return the texts of ids that no earlier event reported."""
         ids = [np.frombuffer(event.token_ids, "<i4") for event in tokens]
         new = (
             []

@@ -1,4 +1,4 @@
-"""What a run amounts to: `summary.json`."""
+"""Summarises a run in `summary.json`."""
 
 import html
 import json
@@ -14,11 +14,14 @@ from penstock.safe_files import write_private
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """What a run amounts to: what `train` returns, and `summary.json` in the run folder. Idle is the share of the
-    training phase in which a process was not busy (`penstock.observe.usage`); of the engines, their mean."""
+    """Holds the results of a run: `train` returns it, and it is `summary.json` in the run folder.
+
+    Idle is the share of the training phase in which a process was not busy (`penstock.observe.usage`); for
+    engines it is the mean.
+    """
 
     name: str
-    """The run's."""
+    """The run's name."""
     folder: str
     """The run folder; the model is in `model` below it."""
     steps: int
@@ -28,41 +31,41 @@ class Summary:
     wall_s: float
     """Seconds from start to end."""
     training_s: float
-    """Of these, the training phase."""
+    """Seconds of the training phase."""
     heldout_reward_start: float | None
     """Mean held-out reward before the first step; None without held-out tasks."""
     heldout_reward_end: float | None
-    """The same after the last step."""
+    """Mean held-out reward after the last step."""
     train_reward_end: float | None
     """Mean training reward of the last steps."""
     trainer_idle: float
-    """Share of the training phase."""
+    """The share of the training phase in which the trainer was not busy."""
     engine_idle: float
-    """Share of the training phase."""
+    """The share of the training phase in which engines were not busy, as their mean."""
     tokens: int
-    """Generated in the training phase."""
+    """Tokens generated in the training phase."""
     tokens_per_s: float
-    """Generated a second in the training phase."""
+    """Tokens generated per second in the training phase."""
     staleness_mean: float
-    """Updates between sampling and training a token, mean of all steps."""
+    """Steps between sampling and training a token, mean of all steps."""
     staleness_max: float
-    """The largest of the run."""
+    """The most steps between sampling and training a token in the run."""
     sync_stall_s: float
-    """Of an update, as its median: the time in which no forward pass could run. The first versions may take
-    longer, since an engine then opens what it will read from."""
+    """Median seconds of an update in which no forward pass could run. The first versions may take longer, since
+    an engine then opens what it will read from."""
     sync_stall_max_s: float
-    """The longest."""
+    """Most seconds of an update in which no forward pass could run."""
     drops: dict[str, int]
     """Groups that were not trained, by reason."""
     failures: dict[str, int]
     """Episodes that failed, by reason."""
     failed_checkpoints: str
-    """How many checkpoints could not be written, and why the last was not; "" where all were."""
+    """How many checkpoints could not be written, and why the last one failed; "" where all were written."""
     stopped_early: bool
     """Whether it ended before `run.steps`."""
 
     def rows(self) -> list[tuple[str, str]]:
-        """What a person wants to know, as names and values."""
+        """Return what a person wants to know, as names and values."""
         rows: list[tuple[str, str]] = []
         if self.heldout_reward_start is not None:
             end = "–" if self.heldout_reward_end is None else f"{self.heldout_reward_end:.3f}"
@@ -94,7 +97,6 @@ class Summary:
         )
 
     def _repr_html_(self) -> str:
-        """What a notebook shows."""
         cells = "".join(
             f"<tr><td>{html.escape(name)}</td><td>{html.escape(value)}</td></tr>"
             for name, value in self.rows()
@@ -102,7 +104,7 @@ class Summary:
         return f"<table><caption>penstock · {html.escape(self.name)}</caption>{cells}</table>"
 
     def write(self, folder: Path) -> None:
-        """Numbers that JSON has no word for (NaN, infinity) are written as null."""
+        """Write `summary.json`. Numbers that JSON can't express (NaN, infinity) become null."""
         plain = {
             name: None if isinstance(value, float) and not math.isfinite(value) else value
             for name, value in asdict(self).items()
@@ -115,7 +117,7 @@ def _counts(by_reason: Mapping[str, int]) -> str:
 
 
 def summarise(state: RunState) -> Summary:
-    """Everything comes from the run's events."""
+    """Compute the summary from the run's events alone."""
     training_s = max(1e-9, state.training_s)
     engines = state.engines
     tokens = sum(engine.tokens_training for engine in engines)

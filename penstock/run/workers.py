@@ -1,6 +1,6 @@
-"""Starts the worker processes of a run and hands out what the controller needs of them.
+"""Starts the worker processes of a run, and returns what the controller needs of them.
 
-Each place can be filled anew (`ReplaceableWorker`): the engine, trainer or scorer in it stays the same object.
+Each `ReplaceableWorker` can get another process; the engine, trainer or scorer over it stays the same object.
 """
 
 import os
@@ -32,11 +32,11 @@ from penstock.processes.first_start import FirstStart, start_together
 from penstock.processes.launchers import Launcher
 from penstock.processes.launchers.config import LauncherConfig
 from penstock.processes.launchers.memory_limit import memory_environment
-from penstock.processes.pooled_workers import PoolCare, start_pooled
-from penstock.processes.rank_places import RankPlaces
+from penstock.processes.pooled_workers import PoolWatches, start_pooled
 from penstock.processes.replaceable import ReplaceableWorker
 from penstock.processes.revival import Deaths, RestartPolicy, fewer_sequences
 from penstock.processes.trainer_group import TrainerGroup
+from penstock.processes.trainer_ranks import TrainerRanks
 from penstock.records import (
     EngineReport,
 )
@@ -60,22 +60,22 @@ from penstock.usercode import search_path
 
 
 class LaunchedEngine:
-    """An engine in a process that can be replaced. `calls` are what it is asked."""
+    """A `LaunchedEngine` is an engine whose process can be replaced. `calls` is its `Engine` interface."""
 
     def __init__(self, place: ReplaceableWorker, start: EngineStart | None = None) -> None:
-        """`start` is what its process was told first, for whoever starts the next."""
+        """`start` is the start message of its process, from which that of the next is made."""
         self.place = place
         self.calls = remote(Engine, place)
         self.start = start
         if start is not None:
-            place.begin_with(self._begin)
+            place.set_start(self._begin)
 
     @property
     def name(self) -> str:
         return self.place.name
 
-    def hold_less(self, say: Callable[[str], None]) -> None:
-        """If it ran out of memory, its next process computes fewer sequences at a time."""
+    def lower_memory(self, say: Callable[[str], None]) -> None:
+        """Let the next process compute fewer sequences at a time, if this one ran out of memory."""
         death = self.place.last_death
         if self.start is None or death is None or not death.out_of_memory:
             return
@@ -89,11 +89,14 @@ class LaunchedEngine:
 
 
 class LaunchedTrainer:
-    """A trainer in one process or several, which can be replaced. `calls` are what it is asked; what processes that
-    are gone were asked for raises `TrainerLost`."""
+    """A `LaunchedTrainer` is a trainer in one process or several, which can be replaced. `calls` is its
+    `Trainer` interface.
 
-    def __init__(self, place: RankPlaces, start: TrainerStart, *, share_plans: int = 1) -> None:
-        """`start` is what its first processes were told."""
+    Pending calls to a process that is gone raise `TrainerLost`.
+    """
+
+    def __init__(self, place: TrainerRanks, start: TrainerStart, *, share_plans: int = 1) -> None:
+        """`start` is the start message of its first processes."""
         ranks = [remote_trainer(member, TrainerLost) for member in place.members]
         self.place = place
         self.start = start
@@ -107,21 +110,19 @@ class EngineMaker(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Workers:
-    """The processes that a run can't do without."""
-
     engines: tuple[LaunchedEngine, ...]
     trainer: LaunchedTrainer
     blobs: BlobStore
-    """The store that they share."""
+    """The blob store that they share."""
     another_engine: "EngineMaker"
-    """Makes an engine of this number, which is yet to be started."""
+    """Makes an engine with a given number, without starting it."""
     deaths: Mapping[str, Deaths]
-    """Of those that died while they started, and the others, by name."""
+    """The deaths of every worker by name, including those while it started."""
     starts: Sequence[FirstStart]
-    """Of all of them, for those that die before they are watched."""
+    """The starts of all workers, for those that die before they are watched."""
 
     @property
-    def places(self) -> tuple[ReplaceableWorker | RankPlaces, ...]:
+    def places(self) -> tuple[ReplaceableWorker | TrainerRanks, ...]:
         return (self.trainer.place, *(engine.place for engine in self.engines))
 
 
@@ -131,7 +132,7 @@ async def start_workers(
     environments: Environments | None = None,
     events: Recorder | None = None,
 ) -> Workers:
-    """All at once: the slowest to load decides how long it takes."""
+    """Start all workers at once: the slowest to load decides how long it takes."""
     config, log = prepared.config, (lambda line: None) if events is None else events.log
     environments = environments or Environments()
     threads = place_threads(
@@ -163,11 +164,13 @@ async def start_workers(
 
 
 def first_start(engine: LaunchedEngine, deaths: Deaths, log: Callable[[str], None]) -> FirstStart:
-    """Of an engine, which holds less after it ran out of memory."""
-    return FirstStart(engine.place, deaths, prepare=lambda: engine.hold_less(log))
+    """Return the `FirstStart` of an engine, which needs less memory after it ran out of it."""
+    return FirstStart(engine.place, deaths, prepare=lambda: engine.lower_memory(log))
 
 
-async def start_scorers(launcher: Launcher, prepared: Prepared, care: PoolCare | None = None) -> ScorerPool:
+async def start_scorers(
+    launcher: Launcher, prepared: Prepared, care: PoolWatches | None = None
+) -> ScorerPool:
     reward = prepared.config.reward
     environment = {
         **scorer_environment(reward.device, prepared.gpus, os.environ),
@@ -184,7 +187,7 @@ async def start_scorers(launcher: Launcher, prepared: Prepared, care: PoolCare |
         needs_group=any(one.needs_group for one in ready),
         timeout_s=reward.timeout_s,
         max_deaths=restarts + 1,
-        told=(lambda words: None) if care is None else care.events.log,
+        report=(lambda words: None) if care is None else care.events.log,
     )
     if care is not None:
         care.over(workers, pool)
@@ -201,7 +204,7 @@ def _scoring_in(
 def engine_start(
     launcher: Launcher, prepared: Prepared, index: int, threads: int, sync_token: str = ""
 ) -> EngineStart:
-    """The first message of an engine by its number (`config.engine.member`)."""
+    """Return the start message of an engine by its number (`config.engine.member`)."""
     name, section = f"engine{index}", prepared.config.engine.member(index)
     if prepared.memory is not None and hasattr(settings_of(section), "memory_share"):
         section = with_settings(section, memory_share=prepared.memory.memory_share)
@@ -244,7 +247,8 @@ def trainer_of(
     environment: Mapping[str, str],
     sync_token: str = "",
 ) -> LaunchedTrainer:
-    """Starts with the model, or with a checkpoint; versions go on from those that it knows."""
+    """Make the trainer. It starts with the model or with a checkpoint, and versions continue from those that
+    were issued."""
     config, saved = prepared.config, prepared.saved
     start = TrainerStart(
         model=prepared.model,
@@ -284,7 +288,7 @@ def trainer_of(
         for rank in range(parallel.num_ranks)
     ]
     meet = f"file://{launcher.blobs.parent}/ranks"  # a folder that all of them see
-    group = RankPlaces(places, start, meet=meet)
+    group = TrainerRanks(places, start, meet=meet)
     return LaunchedTrainer(group, start, share_plans=parallel.tensor * parallel.context)
 
 
@@ -305,8 +309,11 @@ def scorer_place(
 
 
 def sync_section(sync: SyncConfig, launcher: LauncherConfig, folder: Path) -> SyncConfig:
-    """What the trainer is told where engines may be on other machines: files go to a folder of the run, and a
-    trainer of this machine serves on the address that these come in by. One elsewhere finds its address itself."""
+    """Return the sync settings for a trainer whose engines may be on other machines.
+
+    Files go to a folder of the run. A trainer on this machine serves on the address where these engines
+    connect; one elsewhere finds its address itself.
+    """
     transport = transport_of(sync.transport)
     takes_folder = transport.between_machines and "folder" in transport.publisher_takes
     if launcher.reaches_other_machines and takes_folder and not sync.folder:

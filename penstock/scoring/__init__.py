@@ -1,1 +1,1 @@
-"""Scoring: the stage between rollout and buffer. A scorer that fails costs its group, not the run."""
+"""Scores episodes between rollout and buffer. A scorer that fails costs its group, not the run."""

@@ -1,4 +1,4 @@
-"""Rewards that come with the library, by the names that configs give them."""
+"""Implements the built-in rewards, by the names that configs use."""
 
 from collections.abc import Callable
 
@@ -7,7 +7,7 @@ from penstock.scoring.gym_verifier import COLUMN, verify
 
 
 def exact_match(task: Task, completion: str) -> float:
-    """1 when the completion is the task's `answer`, white space at the ends aside."""
+    """Return 1 when the completion equals the task's `answer`, ignoring white space at the ends."""
     if "answer" not in task.columns:
         raise ValueError(
             f"task {task.id!r} has no column 'answer' to compare with; "
@@ -17,7 +17,7 @@ def exact_match(task: Task, completion: str) -> float:
 
 
 def own(task: Task, episode: Episode) -> Score:
-    """What the episode's workflow or agent said that it is worth."""
+    """Return the reward that the episode's workflow or agent has set."""
     if episode.reward is None:
         raise ValueError(
             f"an episode of task {task.id!r} has no reward of its own; return one from the workflow, or let the "
@@ -27,8 +27,8 @@ def own(task: Task, episode: Episode) -> Score:
 
 
 def auto(task: Task, episode: Episode) -> float | Score:
-    """The episode's own reward where it has one; else reasoning_gym's verifier for its tasks, and an exact match
-    for others."""
+    """Return the episode's own reward if it has one; otherwise the verdict of reasoning_gym's verifier for its
+    tasks, and an exact match for others."""
     if episode.reward is not None:
         return own(task, episode)
     return verify(task, episode.text) if COLUMN in task.columns else exact_match(task, episode.text)

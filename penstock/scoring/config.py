@@ -1,4 +1,4 @@
-"""The `reward` section: what an answer is worth, and who computes it."""
+"""Defines the `reward` section: what an answer is worth, and the processes that compute it."""
 
 import re
 from typing import Any
@@ -10,13 +10,13 @@ from penstock.http_server.http_calls import HttpConfig
 
 
 class RewardFunction(Section):
-    """One reward function and its weight. A plain string stands for a function with that `path`."""
+    """Names one reward function and its weight. A plain string stands for a function with that `path`."""
 
     path: str
     """`module:function`, `file.py:function`, the URL of a service, or a built-in name: `auto`, `episode`,
     `exact_match`, `reasoning_gym`."""
     weight: float = 1.0
-    """Its share in the weighted sum."""
+    """Its factor in the weighted sum."""
     name: str | None = None
     """The name under which its values are reported; unset takes the function's own."""
 
@@ -27,7 +27,7 @@ class RewardFunction(Section):
 
 
 class RewardConfig(Section):
-    """What an answer is worth, and the processes that compute it."""
+    """Sets what an answer is worth, and the processes that compute it."""
 
     functions: tuple[RewardFunction, ...] = Field(default=(RewardFunction(path="auto"),), min_length=1)
     """Reward functions, one or several; each is `{path, weight, name}` or just its path. Their weighted sum
@@ -36,25 +36,25 @@ class RewardConfig(Section):
     workers: int = Field(default=1, ge=1)
     """Scoring processes."""
     concurrency: int = Field(default=16, ge=1)
-    """Episodes that one worker scores at the same time when a function is `async`; others are scored one by one."""
+    """Episodes that one worker scores at once when a function is `async`; otherwise it scores one by one."""
     device: str = "cpu"
-    """Where functions with a parameter `device` compute: `cpu`, `cuda` or `cuda:N`. A worker sees no GPU but this
-    one, as `cuda:0`."""
+    """Where functions with a parameter `device` compute: `cpu`, `cuda` or `cuda:N`. A worker sees only this
+    GPU, as `cuda:0`."""
     threads: int = Field(default=1, ge=1)
     """Threads of a scoring process, for functions that run a model on a CPU."""
     http: HttpConfig = HttpConfig()
     timeout_s: float = Field(default=30.0, gt=0)
-    """Time limit for one call: of an episode, or of a group where a function needs the group. Past it the group is
+    """Time limit for one call: an episode, or a group where a function needs the group. Past it the group is
     dropped and the worker replaced."""
 
     retries: int = Field(default=3, ge=0)
-    """How often a call is made again whose function could not reach something (`ConnectionError`, `TimeoutError`,
-    …), after 1, 2, 4 … seconds."""
+    """How often a call is retried when its function could not reach something (`ConnectionError`,
+    `TimeoutError`, …), after 1, 2, 4 … seconds."""
     cpu_s: float = Field(default=0.0, ge=0)
-    """CPU time of one call, its threads together. Past it the worker is ended, and the call fails. 0: what
-    `timeout_s` lets `threads` + 1 of them use."""
+    """CPU time of one call, over all threads. Past it the worker is killed, and the call fails. 0: `timeout_s`
+    times (`threads` + 1)."""
     memory_gb: float = Field(default=0.0, ge=0)
-    """Memory of a scoring process. 0: half of the machine's; on a GPU no limit."""
+    """Memory limit of a scoring process. 0: half of the machine's memory; no limit on a GPU."""
 
     @field_validator("device")
     @classmethod

@@ -1,10 +1,10 @@
-"""What a reward function is. `penstock.scoring.reward_calls` calls them.
+"""Defines the forms of reward functions and loads them. `penstock.scoring.reward_calls` calls them.
 
-Two forms are understood. Plain: `reward(task, completion)`, called once per episode as soon as that has ended;
-when its second parameter is named `episode` it gets the whole record. It returns a number or a `Score`. TRL's:
-`f(prompts, completions, **columns) -> list[float]`, called once per group, with the task's columns repeated to the
-group's length, and, for chat tasks, completions as lists of messages. Either may be `async`, and gets the scoring
-worker's device if it has a parameter `device`.
+There are two forms. Plain: `reward(task, completion)` is called once per episode as soon as that has ended;
+if its second parameter is named `episode`, it gets the whole record. It returns a number or a `Score`. TRL's:
+`f(prompts, completions, **columns) -> list[float]` is called once per group, with the task's columns repeated
+to the group's length and, for chat tasks, completions as lists of messages. Either may be `async`, and gets
+the scoring worker's device if it has a parameter `device`.
 """
 
 import dataclasses
@@ -25,26 +25,26 @@ Form = Literal["plain", "trl"]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Reward:
-    """A reward function, its form, and its weight in the sum. `wrap` makes one."""
+    """Describes a reward function, its form, and its weight in the sum. `wrap` makes one."""
 
     name: str
     weight: float
     call: Callable[..., Any]
     form: Form
     takes_episode: bool = False
-    """Plain form: the second parameter is the episode, not its text."""
+    """Whether a plain function takes the episode rather than its text."""
     device: str | None = None
-    """What its parameter `device` gets; None when it has none."""
+    """The argument for its parameter `device`; None when it has none."""
 
     @property
     def is_async(self) -> bool:
         return inspect.iscoroutinefunction(self.call) or inspect.iscoroutinefunction(
-            getattr(self.call, "__call__", None)  # noqa: B004 (asks what calling it gives, not whether it can be)
+            getattr(self.call, "__call__", None)  # noqa: B004 (looks at `__call__` itself)
         )
 
 
 def load_functions(config: RewardConfig, *, device: str | None = None) -> tuple[Reward, ...]:
-    """Load each function under its own name, or the one that the config gives it."""
+    """Load each function under the name that the config gives it, or its own."""
     rewards = []
     for function in config.functions:
         own_name = function.path if function.path in BUILTINS else function.path.rpartition(":")[2]
@@ -59,7 +59,7 @@ def load_functions(config: RewardConfig, *, device: str | None = None) -> tuple[
 
 
 def named_apart(rewards: Iterable[Reward]) -> tuple[Reward, ...]:
-    """The same rewards; of two that would be reported under one name, the second gets a number."""
+    """Give rewards distinct names: a name that appears again gets a number."""
     apart: dict[str, Reward] = {}
     for reward in rewards:
         name, number = reward.name, 1
@@ -71,7 +71,7 @@ def named_apart(rewards: Iterable[Reward]) -> tuple[Reward, ...]:
 
 
 def wrap(call: Callable[..., Any], *, name: str = "", weight: float = 1.0, device: str = "cpu") -> Reward:
-    """A callable as a reward. TRL's form is told by its parameter `completions`."""
+    """Wrap a callable as a reward. A parameter `completions` marks TRL's form."""
     label: str = name or getattr(call, "__name__", type(call).__name__)
     signature = inspect.signature(call)
     names = list(signature.parameters)
@@ -99,18 +99,18 @@ def device_argument(reward: Reward) -> dict[str, str]:
 
 
 def needs_group(rewards: Sequence[Reward]) -> bool:
-    """Whether episodes can't be scored one by one. One function in TRL's form is enough: then all are called when
-    the group has ended, so that an episode is scored once."""
+    """Return whether episodes can't be scored one by one. One function in TRL's form is enough: then all
+    functions are called when the group has ended, so that an episode is scored once."""
     return any(reward.form == "trl" for reward in rewards)
 
 
 def calls_at_once(rewards: Sequence[Reward], limit: int) -> int:
-    """How many episodes one worker may score at the same time: several only if something is awaited."""
+    """Return how many episodes one worker may score at once: several only if a function is async."""
     return limit if any(reward.is_async for reward in rewards) and not needs_group(rewards) else 1
 
 
 def load_callable(path: str) -> Callable[..., Any]:
-    """The function that a path or a built-in name stands for."""
+    """Load the function behind a path or a built-in name."""
     if path not in BUILTINS and not is_function_path(path):
         near = difflib.get_close_matches(path, BUILTINS, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"built-in names: {', '.join(BUILTINS)}"

@@ -1,8 +1,8 @@
-"""The reward `reasoning_gym`: the verdict of the dataset that a task is from.
+"""Implements the reward `reasoning_gym`: the dataset that a task is from scores the answer.
 
-The whole entry travels with its task, so a scoring process can verify an answer from the task alone. Verifiers
-compare tuples with tuples, which JSON turns into lists: `pack` keeps the difference, and fractions, which JSON has
-none of.
+The whole entry travels with its task, so a scoring process can verify an answer from the task alone.
+Verifiers compare tuples with tuples, but JSON turns tuples into lists and has no fractions; `pack` preserves
+both.
 """
 
 import difflib
@@ -16,13 +16,13 @@ from penstock.errors import MissingExtraError, TaskError
 from penstock.records import Task
 
 COLUMN = "reasoning_gym"
-"""The task's column with the dataset's name, its packed arguments and the packed entry."""
+"""The task's column that holds the dataset's name, its packed arguments and the packed entry."""
 
 _TUPLE, _MAP, _FRACTION = "__tuple__", "__map__", "__fraction__"
 
 
 def create_dataset(name: str, options: dict[str, Any]) -> Any:
-    """The dataset itself; needs the package."""
+    """Create the dataset; this needs the package `reasoning_gym`."""
     try:
         import reasoning_gym
         from reasoning_gym.factory import DATASETS
@@ -44,7 +44,7 @@ def create_dataset(name: str, options: dict[str, Any]) -> Any:
 
 
 def pack(value: Any) -> Any:
-    """The value as JSON data, with tuples, fractions and keys that are not strings marked."""
+    """Convert the value to JSON data, with marks for tuples, fractions and keys that are not strings."""
     if isinstance(value, tuple):
         return {_TUPLE: [pack(item) for item in value]}
     if isinstance(value, Fraction):
@@ -76,8 +76,8 @@ _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 
 def verify(task: Task, completion: str) -> float:
-    """The dataset's own verdict, 0 to 1, on the last `<answer>…</answer>`, or on all of a completion that
-    has none."""
+    """Return the dataset's score, 0 to 1, of the last `<answer>…</answer>`, or of the whole completion if it has
+    none."""
     if COLUMN not in task.columns:
         raise ValueError(f"task {task.id!r} is not from reasoning_gym:NAME, which this reward is for")
     facts = task.columns[COLUMN]
@@ -88,11 +88,11 @@ def verify(task: Task, completion: str) -> float:
 
 
 def entry_of(task: Task) -> Any:
-    """The reasoning_gym entry that a task was made from."""
+    """Return the reasoning_gym entry that a task was made from."""
     return unpack(task.columns[COLUMN]["entry"])
 
 
 @functools.lru_cache(maxsize=8)
 def _dataset(name: str, packed_arguments: str) -> Any:
-    """A worker verifies many answers of one dataset: making it once is enough."""
+    """Create a dataset once: a worker verifies many answers of it."""
     return create_dataset(name, unpack(json.loads(packed_arguments)))

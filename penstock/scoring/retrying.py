@@ -1,4 +1,4 @@
-"""Scoring again what failed for a while: a judge that could not be reached may be there a moment later."""
+"""Retries scoring after transient errors, such as a judge that could not be reached."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class RetryingScorer:
-    """`penstock.records.interfaces.Scorer` around another: waits before each new try, twice as long each time."""
+    """Wraps another `penstock.records.interfaces.Scorer`, and waits twice as long before each further try."""
 
     def __init__(self, scorer: Scorer, *, retries: int) -> None:
         self._scorer = scorer
@@ -27,15 +27,15 @@ class RetryingScorer:
         return self._scorer.needs_group
 
     async def score(self, group: Group) -> tuple[Score, ...]:
-        return await self._patiently(self._scorer.score, group)
+        return await self._with_retries(self._scorer.score, group)
 
     async def score_episode(self, task: Task, episode: Episode) -> Score:
-        return await self._patiently(self._scorer.score_episode, task, episode)
+        return await self._with_retries(self._scorer.score_episode, task, episode)
 
     async def close(self) -> None:
         await self._scorer.close()
 
-    async def _patiently(self, call: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def _with_retries(self, call: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
         for attempt in range(self._retries):
             try:
                 return await call(*args, **kwargs)

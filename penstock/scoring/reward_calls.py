@@ -1,5 +1,5 @@
-"""Call reward functions on episodes. Whatever goes wrong inside becomes a `ScoringFailed` with the reason that is
-counted, and functions get copies: they may change what they are given, and nobody else sees it."""
+"""Calls reward functions on episodes. Every error becomes a `ScoringFailed` with the reason under which it is
+counted. Functions get copies, so they may change their arguments without affecting anything else."""
 
 import asyncio
 import copy
@@ -23,23 +23,24 @@ from penstock.scoring.score_sum import SCORE_NAN, SCORE_SHAPE, weighted_sum
 SCORE_ERROR = "score_error"
 """The function raised."""
 SCORE_UNAVAILABLE = "score_unavailable"
-"""The function could not reach what it needs; a moment later it may."""
+"""The function had a transient error: it could not reach something, and a retry may help."""
 MAX_MESSAGE = 2000
 MAX_DETAIL = 20_000
-"""Characters of an error that are kept."""
+"""The most characters that are kept of an error: of its message, and of its traceback."""
 
 
 def score_group(rewards: Sequence[Reward], group: Group) -> tuple[Score, ...]:
-    """`score_episodes` for callers without an event loop."""
+    """Call `score_episodes` without an event loop."""
     return asyncio.run(score_episodes(rewards, group.task, group.episodes))
 
 
 async def score_episodes(
     rewards: Sequence[Reward], task: Task, episodes: Sequence[Episode]
 ) -> tuple[Score, ...]:
-    """One score per episode: the weighted sum, with each function's own value in `parts`.
+    """Return one score per episode: the weighted sum, with each function's own value in `parts`.
 
-    Functions are called in order, and each on the episodes in order; only what is awaited overlaps."""
+    Functions are called in order, and each on the episodes in order. Only async calls overlap.
+    """
     with failing(f"scoring task {task.id!r}"):
         columns: list[Sequence[Score | None]] = []
         for reward in rewards:
@@ -52,7 +53,7 @@ async def score_episodes(
 
 
 async def _plain_values(reward: Reward, task: Task, episodes: Sequence[Episode]) -> list[Score]:
-    """The score of each episode, which the function is called with."""
+    """Return the score of each episode, from one call per episode."""
     where = f"reward {reward.name!r} on task {task.id!r}"
 
     async def call(episode: Episode) -> Score:
@@ -70,7 +71,8 @@ async def _plain_values(reward: Reward, task: Task, episodes: Sequence[Episode])
 
 
 async def _trl_values(reward: Reward, task: Task, episodes: Sequence[Episode]) -> list[Score | None]:
-    """The score of each episode, from one call with all of them; None where the function does not apply."""
+    """Return the score of each episode, from one call for all of them. None means that the function does not
+    apply."""
     where = f"reward {reward.name!r} on task {task.id!r}"
     with failing(where):
         raw = reward.call(**_trl_arguments(reward, task, episodes))
@@ -92,7 +94,7 @@ def _seen(reward: Reward, episode: Episode) -> Episode | str:
 
 
 async def _together(calls: Iterable[Coroutine[Any, Any, Score]]) -> list[Score]:
-    """What each returns, in order. The first that fails ends the others."""
+    """Return all results in order. The first failure cancels the others."""
     try:
         async with asyncio.TaskGroup() as tasks:
             running = [tasks.create_task(call) for call in calls]
@@ -103,8 +105,8 @@ async def _together(calls: Iterable[Coroutine[Any, Any, Score]]) -> list[Score]:
 
 @contextmanager
 def failing(where: str) -> Iterator[None]:
-    """What a function raises as the failure of its episode, whatever it is: `SystemExit` would end the event loop,
-    and a `CancelledError` that nobody asked for would leave the caller waiting."""
+    """Turn whatever a function raises into a `ScoringFailed`. `SystemExit` would end the event loop, and a
+    `CancelledError` that does not come from a cancelled caller would leave the caller waiting."""
     try:
         yield
     except ScoringFailed:
@@ -119,7 +121,7 @@ def failing(where: str) -> Iterator[None]:
 
 
 def is_cancelled() -> bool:
-    """Whether somebody asked for the end of the present task."""
+    """Return whether this task was cancelled from outside, rather than by the code in it."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
@@ -136,7 +138,7 @@ def _copy_of(task: Task) -> Task:
 
 
 def _trl_arguments(reward: Reward, task: Task, episodes: Sequence[Episode]) -> dict[str, Any]:
-    """What TRL passes, less what the function has no parameter for."""
+    """Return the arguments that TRL passes, without those that the function has no parameter for."""
     size = len(episodes)
     completions: list[Any] = [episode.text for episode in episodes]
     prompts: list[Any] = [task.prompt] * size
@@ -164,7 +166,7 @@ def _accepted(call: Callable[..., Any], arguments: dict[str, Any]) -> dict[str, 
 
 
 def _as_list(raw: Any) -> list[Any] | None:
-    """Lists, tuples, arrays and tensors as a list; None for anything else."""
+    """Convert lists, tuples, arrays and tensors to a list; return None for anything else."""
     if hasattr(raw, "tolist"):
         raw = raw.tolist()
     return list(raw) if isinstance(raw, list | tuple) else None
@@ -177,7 +179,7 @@ def _number(value: Any, where: str) -> float:
         number = float(value)
     except OverflowError:  # an int that no float can hold
         number = math.inf
-    except BaseException as error:  # `__float__` is the user's code too
+    except BaseException as error:  # `__float__` is user code too
         raise ScoringFailed(f"{where} must return numbers, got {_name(value)}", SCORE_SHAPE) from error
     if not fits_float32(number):
         raise ScoringFailed(

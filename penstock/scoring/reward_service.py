@@ -1,4 +1,4 @@
-"""A reward by URL: a service is sent the task and the answer, and says what that is worth.
+"""Calls a reward behind a URL: the service gets the task and the answer, and returns the reward.
 
 POST URL   {"task": {"id", "prompt", …columns}, "completion": "…", "turns": [{"text", "num_tokens"}]}
 answer     0.5, or {"reward": 0.5, "parts": {"style": 1}}
@@ -13,7 +13,7 @@ from penstock.records import Episode, Score, Task
 
 
 class HttpReward:
-    """Called as an async reward function in the plain form."""
+    """Calls the service, as an async reward function in the plain form."""
 
     def __init__(self, url: str, config: HttpConfig | None = None) -> None:
         self._url = url

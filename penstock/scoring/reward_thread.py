@@ -1,5 +1,5 @@
-"""The thread that user code runs in: one, with one event loop for its life, so that functions written for one
-thread stay right and async ones may keep HTTP sessions between calls."""
+"""Runs user code in one thread with one event loop for its life. So functions written for one thread stay
+correct, and async ones may keep HTTP sessions between calls."""
 
 import asyncio
 import contextlib
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class RewardThread:
-    """Runs rewards outside the caller's event loop. A call that hangs can't be stopped, only left behind: then
+    """Runs rewards outside the caller's event loop. A call that hangs can't be stopped, only left behind:
     `leave` the thread and make another."""
 
     def __init__(self, rewards: Sequence[Reward]) -> None:
@@ -31,15 +31,17 @@ class RewardThread:
         threading.Thread(target=self._run, name="penstock-reward", daemon=True).start()
 
     async def score(self, task: Task, episodes: Sequence[Episode]) -> tuple[Score, ...]:
-        """Cancelling the caller cancels what is awaited; a function that blocks goes on, unheard."""
+        """Score episodes. Cancelling the caller cancels async functions; a function that blocks keeps running,
+        and its result is discarded."""
         return await self._in_thread(lambda: self._score(task, episodes))
 
     async def answer(self, requests: Sequence[ScoringRequest]) -> tuple[Verdict, ...]:
-        """Requests one after the other, in one visit to the thread; a failure is its request's verdict."""
+        """Score requests one after another with one switch to the thread. A failure becomes the verdict of its
+        request."""
         return await self._in_thread(lambda: self._verdicts(requests))
 
     def leave(self) -> None:
-        """The thread ends as soon as no call is left in it."""
+        """Let the thread end as soon as no call runs in it."""
         self._loop.call_soon_threadsafe(self._end)
 
     async def _in_thread(self, work: Callable[[], Awaitable[T]]) -> T:
@@ -58,7 +60,7 @@ class RewardThread:
         return tuple(verdicts)
 
     async def _score(self, task: Task, episodes: Sequence[Episode]) -> tuple[Score, ...]:
-        """Score in a task of its own, which a function may cancel."""
+        """Score in a task of its own, since a function may cancel the current task."""
         with failing(f"scoring task {task.id!r}"):
             return await asyncio.create_task(score_episodes(self._rewards, task, episodes))
 
@@ -80,7 +82,7 @@ class RewardThread:
         asyncio.set_event_loop(self._loop)
         try:
             while not self._left:
-                # A task that a function started may stop the loop, or end it by `SystemExit`; others wait in it.
+                # A task that a function started may stop the loop or raise `SystemExit`; other calls still need it.
                 with contextlib.suppress(BaseException):
                     self._loop.run_forever()
         finally:

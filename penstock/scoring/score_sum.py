@@ -1,4 +1,4 @@
-"""One score of what several reward functions say of an episode."""
+"""Combines the scores of several reward functions into one score of an episode."""
 
 from collections.abc import Iterator, Sequence
 
@@ -12,16 +12,16 @@ from penstock.scoring.functions import Reward
 SCORE_NAN = "score_nan"
 """A value is NaN, or infinite in float32."""
 SCORE_SHAPE = "score_shape"
-"""The wrong number of values, values that are not numbers, or steps and columns that the episode has no tokens
-for."""
+"""A reward returned the wrong number of values, values that are not numbers, or steps or columns for tokens
+that the episode does not have."""
 
 
 def weighted_sum(
     rewards: Sequence[Reward], scores: Sequence[Score | None], task: Task, episode: Episode
 ) -> Score:
-    """Values are scaled by their function's weight and added up, steps scaled and joined; parts are kept under
-    the function's name, columns as they are. Raises `ScoringFailed` when no function gave a value, or what one
-    gave does not fit."""
+    """Add up values scaled by the weights of their functions. Steps are scaled and joined; parts are kept under
+    the function's name, and columns as they are. Raise `ScoringFailed` when no function gave a value, or when
+    one does not fit the episode."""
     given = [(reward, score) for reward, score in zip(rewards, scores, strict=True) if score is not None]
     if not given:
         raise ScoringFailed(
@@ -61,8 +61,8 @@ def _parts(reward: Reward, score: Score) -> Iterator[tuple[str, float]]:
 
 
 def _steps(reward: Reward, score: Score, episode: Episode) -> Iterator[StepScore]:
-    """Where others give steps, a function without any has one that ends with the episode: its value would have no
-    say in the advantages otherwise."""
+    """Scale the steps of one function. A function without steps gets one step that ends with the episode:
+    otherwise its value would not reach token advantages, which are made from steps."""
     steps = score.steps
     if not steps and episode.turns:
         last = len(episode.turns) - 1
@@ -74,8 +74,8 @@ def _steps(reward: Reward, score: Score, episode: Episode) -> Iterator[StepScore
 
 
 def _plain(column: TokenColumn) -> TokenColumn:
-    """A function may give its values as a list or in another precision."""
-    with np.errstate(over="ignore"):  # what becomes infinite is refused
+    """Convert values to float32: a function may return a list or another precision."""
+    with np.errstate(over="ignore"):  # infinite values are refused later
         values = np.asarray(column.values, dtype=np.float32)
     return TokenColumn(turn=int(column.turn), name=column.name, values=values)
 

@@ -1,4 +1,4 @@
-"""Scoring on worker processes: a call is one episode, or one group where a function needs it."""
+"""Scores on worker processes: a call is one episode, or one group where a function needs the group."""
 
 from collections.abc import Callable, Sequence
 
@@ -13,14 +13,14 @@ from penstock.scoring.thread_scorer import TIMEOUT, refuse_if_group_is_needed, t
 WORKER_DIED = "score_worker_died"
 """The worker's process ended while it was scoring."""
 TOO_LARGE = "score_too_large"
-"""A call, or its answer, has more bytes than a message may have."""
+"""A call or its answer is larger than a message may be."""
 RECORD_BYTES = 256
-"""About what a record takes beside its arrays and text."""
+"""Estimated size of a record without its arrays and text."""
 
 
 class ScorerPool:
-    """`penstock.records.interfaces.Scorer` over a pool of workers, with a time limit per call. Each of them takes
-    as many messages at a time as is said with it."""
+    """Scores on a worker pool with a time limit per call, as a `penstock.records.interfaces.Scorer`. Each worker
+    is listed with the number of messages that it takes at once."""
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class ScorerPool:
         timeout_s: float,
         start_s: float = START_S,
         max_deaths: int = MAX_DEATHS_IN_A_ROW,
-        told: Callable[[str], None] = lambda words: None,
+        report: Callable[[str], None] = lambda words: None,
     ) -> None:
         self.needs_group = needs_group
         kind: CallKind[ScoringRequest, Verdict] = CallKind(
@@ -41,11 +41,11 @@ class ScorerPool:
             limit_s=lambda call: timeout_s,
             late=lambda call: str(timed_out(call.task, timeout_s)),
             blames_late=True,
-            leaves=True,  # to end the process would cost the calls behind it far more
+            leaves=True,  # killing the process would cost the calls queued behind it far more
             seconds=lambda verdict: verdict.seconds,
             num_bytes=_num_bytes,
         )
-        self._pool = WorkerPool(workers, kind, start_s=start_s, max_deaths=max_deaths, told=told)
+        self._pool = WorkerPool(workers, kind, start_s=start_s, max_deaths=max_deaths, report=report)
 
     async def score(self, group: Group) -> tuple[Score, ...]:
         return await self._score(ScoringRequest(task=group.task, episodes=group.episodes))
@@ -84,8 +84,8 @@ def _too_large(request: ScoringRequest, error: RequestRefused) -> ScoringFailed:
 
 
 def _num_bytes(request: ScoringRequest) -> int:
-    """About what a request takes in a message. Columns of the task are not counted, since that would cost more than
-    sending a message in vain."""
+    """Estimate the size of a request in a message. Columns of the task are not counted: that would cost more
+    than sending a message in vain."""
     total = RECORD_BYTES
     for episode in request.episodes:
         for turn in episode.turns:

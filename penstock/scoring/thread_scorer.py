@@ -1,5 +1,5 @@
-"""Scoring in the caller's process: in a thread, for functions that no other process could load (a lambda, a
-closure, a notebook cell), or by a formula, for tests."""
+"""Scores in the caller's process: in a thread, for functions that no other process could load (a lambda, a
+closure, a notebook cell), or directly, for tests."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -13,15 +13,16 @@ from penstock.scoring.reward_calls import score_episodes
 from penstock.scoring.reward_thread import RewardThread
 
 TIMEOUT = "score_timeout"
-"""The time limit passed."""
+"""A call took longer than the time limit."""
 
 
 class ThreadScorer:
-    """`penstock.records.interfaces.Scorer` in a thread, one call after the other; several at once where they are
-    awaited.
+    """Scores in a thread, as a `penstock.records.interfaces.Scorer`: one call after another, or several at once
+    if functions are async.
 
-    A call past its limit can't be stopped, only left behind: its group fails, its answer is thrown away,
-    and later calls get a new thread. `num_abandoned` counts them."""
+    A call past its limit can't be stopped, only left behind. Its group fails, its result is discarded, and
+    later calls get a new thread. `num_abandoned` counts such calls.
+    """
 
     def __init__(
         self,
@@ -79,7 +80,8 @@ class ThreadScorer:
 
 
 class MemoryScorer:
-    """`penstock.records.interfaces.Scorer` without threads or processes: `value(task, completion)` per episode."""
+    """Scores each episode with `value(task, completion)`, as a `penstock.records.interfaces.Scorer` without
+    threads or processes."""
 
     def __init__(self, value: Callable[..., Any]) -> None:
         self._rewards = (wrap(value, name="value"),)

@@ -1,1 +1,2 @@
-"""The embedded engine behind HTTP: vLLM's token-level dialect, OpenAI's completions and chat, and control."""
+"""Serves the embedded engine over HTTP: vLLM's token-level API, OpenAI's completions and chat, and control
+routes."""

@@ -1,9 +1,9 @@
-"""How answers are written: OpenAI's chat and completions, and vLLM's token ids, whole or as events of a stream.
+"""Formats answers as OpenAI's chat and completions or as vLLM's token ids, whole or as events of a stream.
 
     pieces of choices ─► form ─► one body, or an event for each piece
 
-One form writes the answer of one request. Who samples it, an engine or an episode's turns, makes no difference to
-it.
+One form writes the answer of one request. It does not matter to the form whether an engine or the turns of an
+episode produce the pieces.
 """
 
 import base64
@@ -22,12 +22,12 @@ from penstock.serve.served_model import ServedModel
 from penstock.serve.tool_calls import ToolCall, ToolParser, parser_of
 
 FINISH = {"stop": "stop", "length": "length", "cancelled": "abort"}
-"""Our reasons in the words of OpenAI and vLLM."""
+"""Our finish reasons and what OpenAI and vLLM call them."""
 
 
 @dataclass(slots=True)
 class Piece:
-    """The next part of a choice."""
+    """Holds the next part of a choice."""
 
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
@@ -36,9 +36,9 @@ class Piece:
     finish_reason: FinishReason | None = None
     sampling_mask: MaskRef | None = None
     prompt_ids: IntArray | None = None
-    """What is answered; the last piece of a choice always has it."""
+    """The prompt of the choice; always set in its last piece."""
     all_versions: list[int] = field(default_factory=list)
-    """With the last piece: those of every token of the choice."""
+    """In the last piece: the versions of all tokens of the choice."""
 
     @property
     def is_last(self) -> bool:
@@ -59,19 +59,19 @@ class Form(Protocol):
     num_choices: int
 
     def whole(self, pieces: Sequence[Piece]) -> dict[str, Any]:
-        """The body of an answer whose choices are these."""
+        """Return the body of a whole answer with these choices."""
 
     def opening(self, number: int) -> dict[str, Any] | None:
-        """What is said before the first piece of a choice."""
+        """Return the event that precedes the first piece of a choice, if there is one."""
 
     def event(self, number: int, piece: Piece) -> dict[str, Any]: ...
 
     def closing(self) -> dict[str, Any] | None:
-        """What is said after the last piece of all."""
+        """Return the event that follows the last piece of all choices, if there is one."""
 
 
 class TextForm:
-    """What completions and chat have in common."""
+    """Implements what completions and chat have in common."""
 
     prefix, kind, event_kind = "cmpl", "text_completion", "text_completion"
 
@@ -108,7 +108,6 @@ class TextForm:
         return self._frame | {"object": self.event_kind, "choices": choices}
 
     def _token_fields(self, piece: Piece) -> dict[str, Any]:
-        """vLLM's `token_ids`, and our `versions` beside them."""
         wanted = self._fields.return_token_ids
         return {"token_ids": piece.token_ids, "versions": piece.versions} if wanted else {}
 
@@ -142,7 +141,8 @@ class CompletionForm(TextForm):
         return choice
 
     def _choice(self, number: int, piece: Piece, offset: int) -> dict[str, Any]:
-        """`offset`: where in the answer's text the piece begins, in its tokens' texts."""
+        """Return a choice whose piece starts at `offset` in the answer's text, counted in the texts of its
+        tokens."""
         logprobs = self._logprobs(piece, offset) if self._has_logprobs else None
         choice = {"index": number, "text": piece.text, "logprobs": logprobs, "finish_reason": piece.reason}
         return choice | self._token_fields(piece) | self._prompt(piece)
@@ -158,7 +158,7 @@ class CompletionForm(TextForm):
 
 
 class ChatForm(TextForm):
-    """Writes answers of `/v1/chat/completions`. What may be a call of a tool is held back until it is known."""
+    """Writes answers of `/v1/chat/completions`. What may be a tool call is held back until that is certain."""
 
     prefix, kind, event_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
@@ -217,8 +217,8 @@ class ChatForm(TextForm):
 
 
 class TokenForm:
-    """Writes answers of `/inference/v1/generate`, vLLM's dialect. `versions` is ours: vLLM names versions only
-    when an answer has ended."""
+    """Writes answers of `/inference/v1/generate`, vLLM's token-level API. `versions` is ours: vLLM reports
+    versions only when an answer has ended."""
 
     num_choices = 1
 
@@ -268,7 +268,7 @@ def form_of(model: ServedModel, body: Body) -> Form:
 
 
 class ShownText:
-    """Holds the text of a streamed answer. What may be a call of a tool waits for its end."""
+    """Keeps the text of a streamed answer and holds back what may be a tool call until the answer has ended."""
 
     def __init__(self, parser: ToolParser | None) -> None:
         self._parser = parser
@@ -287,7 +287,7 @@ class ShownText:
 
 
 def version_spans(versions: Sequence[int]) -> list[dict[str, object]]:
-    """vLLM's form: spans of output tokens, counted from the beginning of the answer."""
+    """Return versions as vLLM does: spans of output tokens, counted from the beginning of the answer."""
     spans: list[dict[str, object]] = []
     for at, version in enumerate(versions):
         if spans and spans[-1]["version"] == str(version):
@@ -302,13 +302,14 @@ def _usage(given: int, made: int) -> dict[str, int]:
 
 
 def _base64(numbers: IntArray) -> str:
-    """Little-endian, four bytes a number."""
+    """Encode numbers as little-endian 32-bit integers."""
     return base64.b64encode(np.ascontiguousarray(numbers, dtype="<i4").tobytes()).decode()
 
 
 class StopTexts:
-    """An engine samples whole tokens, so the token that completes a stop string is part of its answer. OpenAI's
-    clients expect a text without it. What may be the beginning of a stop string is held back until it is known."""
+    """Cuts a text before its first stop string, as OpenAI's clients expect. An engine samples whole tokens, so
+    the token that completes a stop string is part of its answer. Text that may begin a stop string is held
+    back until that is certain."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stop for stop in stops if stop)
@@ -316,7 +317,7 @@ class StopTexts:
         self._has_ended = False
 
     def push(self, piece: str, *, is_last: bool = False) -> str:
-        """Give as much of the text as is certain."""
+        """Add a piece, and return as much of the text as is certain."""
         if self._has_ended:
             return ""
         text = self._held + piece
@@ -330,6 +331,6 @@ class StopTexts:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """How many characters at the end of the text may be the beginning of the stop string."""
+    """Return how many characters at the end of the text may begin the stop string."""
     longest = min(len(text), len(stop) - 1)
     return next((size for size in range(longest, 0, -1) if text.endswith(stop[:size])), 0)

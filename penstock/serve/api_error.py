@@ -1,4 +1,4 @@
-"""What a client did wrong, in the shape that OpenAI's clients read."""
+"""Describes errors in the JSON shape that OpenAI's clients read."""
 
 import logging
 from typing import Any
@@ -9,7 +9,7 @@ log = logging.getLogger(__name__)
 
 
 class ApiError(Exception):
-    """Answered with `status`, a sentence, and OpenAI's name for the kind of error."""
+    """Becomes an error response with `status`, a sentence, and OpenAI's name for the kind of error."""
 
     def __init__(
         self,
@@ -33,12 +33,12 @@ class ApiError(Exception):
 
 
 def unsupported(param: str, why: str) -> ApiError:
-    """A setting that would change the answer, and can't be kept to."""
+    """Return the error for a setting that would change the answer and is not supported."""
     return ApiError(f"{param} is not supported: {why}", param=param, code="unsupported_parameter")
 
 
 def as_api_error(error: Exception) -> ApiError:
-    """What a client is told of an error. What only the server's owner can mend goes to the log."""
+    """Return the error as the client gets it. Unexpected errors are logged, and the client gets no details."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, RequestRefused):

@@ -1,8 +1,9 @@
-"""What the bodies of requests may take: each of them, all together, and how long one may take to arrive.
+"""Limits the bodies of requests: the size of each, the size of all together, and the time one may take to
+arrive.
 
-A body counts from its first byte until its request is answered, since what it says is kept so long. Where there is
-no room for all, the one that has been coming for the longest gives way: clients that do not finish their requests
-take no room from those that do.
+A body counts from its first byte until its request is answered, since its content is kept until then. When
+the total is reached, the body that has been arriving for the longest is refused. So clients that never finish
+their requests take no room from those that do.
 """
 
 import asyncio
@@ -19,25 +20,26 @@ from penstock.serve.api_error import ApiError
 T = TypeVar("T")
 _encode = msgspec.json.Encoder().encode
 BYTES_A_TOKEN = 64
-"""Of a body: much more than any tokenizer's longest words on average, JSON around them included."""
+"""Bytes of a body for each token of a context: far more than any tokenizer's words take on average, with
+JSON."""
 ALL_BODIES_BYTES = 512 * 2**20
-"""2,000 requests of 32,768 token ids each, at once."""
+"""Enough for 2,000 requests at once with 32,768 token ids each."""
 READ_S = 60.0
 
 
 @dataclass(slots=True, eq=False)
 class _Held:
-    """What the body of one request takes."""
+    """Counts what the body of one request takes."""
 
     num_bytes: int = 0
     reading: asyncio.Timeout | None = None
-    """While it comes."""
-    gave_way: bool = False
+    """Its time limit, which is brought forward to refuse it while it arrives."""
+    was_evicted: bool = False
 
 
 class BodyBudget:
-    """`max_bytes` for one body, `all_bytes` for those of all requests that are not answered yet. A body must have
-    come within `read_s`."""
+    """Allows `max_bytes` for one body and `all_bytes` for those of all unanswered requests. A body must arrive
+    within `read_s`."""
 
     def __init__(self, *, max_bytes: int, all_bytes: int = ALL_BODIES_BYTES, read_s: float = READ_S) -> None:
         self.max_bytes = max_bytes
@@ -49,7 +51,7 @@ class BodyBudget:
 
     @contextmanager
     def request(self, request: web.Request) -> Iterator[None]:
-        """Count the body of a request while it is answered."""
+        """Count the body of a request until the request is answered."""
         held = self._held[id(request)] = _Held()
         try:
             yield
@@ -58,7 +60,7 @@ class BodyBudget:
             del self._held[id(request)]
 
     async def read(self, request: web.Request) -> bytes:
-        """The body of a request. Of one that says beforehand that it is too large, nothing is read."""
+        """Read the body of a request. If its declared length is too large, refuse it without reading."""
         if (request.content_length or 0) > self.max_bytes:
             raise self._too_large()
         held, pieces = self._held[id(request)], list[bytes]()
@@ -69,7 +71,7 @@ class BodyBudget:
                     self._take(held, len(piece))
                     pieces.append(piece)
         except TimeoutError as error:
-            if held.gave_way:
+            if held.was_evicted:
                 raise self._no_room() from error
             raise ApiError(
                 f"the body must come within {self.read_s:g} s", status=408, code="body_too_slow"
@@ -82,7 +84,7 @@ class BodyBudget:
         if held.num_bytes + num_bytes > self.max_bytes:
             raise self._too_large()
         while self.num_bytes + num_bytes > self.all_bytes:
-            oldest = next((one for one in self._coming.values() if not one.gave_way), held)
+            oldest = next((one for one in self._coming.values() if not one.was_evicted), held)
             if oldest is held:
                 raise self._no_room()
             self._give_way(oldest)
@@ -90,10 +92,10 @@ class BodyBudget:
         self.num_bytes += num_bytes
 
     def _give_way(self, held: _Held) -> None:
-        """Its task is woken, and lets go of what it has, before anything else comes."""
+        """Free what an arriving body takes, and wake its task, which then refuses the request."""
         self.num_bytes -= held.num_bytes
         held.num_bytes = 0
-        held.gave_way = True
+        held.was_evicted = True
         if held.reading is not None and not held.reading.expired():
             held.reading.reschedule(asyncio.get_running_loop().time())
 
@@ -116,17 +118,17 @@ BUDGET = web.AppKey("body_budget", BodyBudget)
 
 
 def body_limit(max_context: int, *, least: int) -> int:
-    """Room for a prompt that fills the context, and `least` beside it."""
+    """Return the limit for one body: a prompt that fills the context, and `least` bytes beside it."""
     return least + BYTES_A_TOKEN * max_context
 
 
 async def read_body(request: web.Request, kind: type[T]) -> T:
-    """The body as a record. One that is too large is refused before it is read whole."""
+    """Read the body as a record. A body that is too large is refused before it has been read whole."""
     return decode_body(request, await read_bytes(request), kind)
 
 
 async def read_bytes(request: web.Request) -> bytes:
-    """The body, within the server's budget."""
+    """Read the body within the server's budget."""
     return await request.app[BUDGET].read(request)
 
 

@@ -1,4 +1,4 @@
-"""Chat messages as clients send them, made ready for a chat template."""
+"""Prepares chat messages from clients for a chat template."""
 
 import json
 from collections.abc import Sequence
@@ -10,7 +10,8 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 def template_messages(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Templates want text for content, and objects where OpenAI has JSON in a string."""
+    """Convert messages to the form that templates expect: text as content, and objects where OpenAI has JSON in
+    a string."""
     return [_message(number, message) for number, message in enumerate(messages)]
 
 
@@ -59,7 +60,8 @@ def _tool_call(where: str, call: Any) -> dict[str, Any]:
 
 
 def parsed_arguments(arguments: Any) -> Any:
-    """An object where the string is JSON. What a model wrote need not be, and must come back as it was sent."""
+    """Parse a string that is JSON; return any other value as it is. What a model wrote need not be JSON, and
+    must stay unchanged."""
     if not isinstance(arguments, str):
         return arguments
     try:

@@ -1,4 +1,4 @@
-"""Health, tokens, figures and pauses: what watches a server and stops it for new weights."""
+"""Serves health, tokenization, metrics and pauses: what watches a server, and what stops it for new weights."""
 
 import asyncio
 import re
@@ -20,7 +20,7 @@ MODES = ("abort", "wait", "keep")
 
 
 class Pauses:
-    """The engine as requests see it."""
+    """Wraps the engine so that new requests wait while it is paused."""
 
     def __init__(self, engine: EmbeddedEngine) -> None:
         self._engine = engine
@@ -39,13 +39,13 @@ class Pauses:
                 yield chunk
 
     async def pause(self, mode: str) -> None:
-        """Returns when nothing is computed any more. A `resume` that comes meanwhile goes before it."""
+        """Stop the engine, and return once it computes nothing more. A `resume` that arrives meanwhile wins."""
         self._may_begin.clear()
         if mode == "abort":
             self._engine.cancel_all()
         if mode == "wait":
-            self._engine.thaw()  # what a pause before this one has frozen would never end
-            await self._engine.finish_running()  # not until clients have read it: one of them may never
+            self._engine.thaw()  # requests that an earlier pause has frozen would never end
+            await self._engine.finish_running()  # does not wait for clients to read: one may never do so
         if self.is_paused:
             await self._engine.freeze()
 
@@ -55,7 +55,7 @@ class Pauses:
 
 
 class TokenizeBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """`POST /tokenize`."""
+    """Holds the body of `POST /tokenize`."""
 
     prompt: str
     add_special_tokens: bool = True
@@ -63,7 +63,7 @@ class TokenizeBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class ControlRoutes:
-    """`engine` is the one behind `model`, and `pauses` stops it."""
+    """Serves the control routes of the `engine` behind `model`; `pauses` stops it."""
 
     def __init__(self, model: ServedModel, engine: EmbeddedEngine, pauses: Pauses) -> None:
         self._model = model
@@ -83,7 +83,7 @@ class ControlRoutes:
         ]
 
     async def health(self, request: web.Request) -> web.Response:
-        """503 when the engine can't answer: a server that only looks alive keeps clients waiting."""
+        """Answer 503 when the engine can't serve: a server that only looks alive keeps clients waiting."""
         try:
             self._engine.check()
         except PenstockError as error:
@@ -106,7 +106,8 @@ class ControlRoutes:
         return answer({"count": len(tokens), "max_model_len": self._model.max_context, "tokens": tokens})
 
     async def pause(self, request: web.Request) -> web.Response:
-        """`keep` freezes what is being generated, `wait` lets it end, `abort` ends it. New requests wait."""
+        """Pause in one of three modes: `keep` freezes running requests, `wait` lets them finish, `abort` cancels
+        them. New requests wait."""
         mode = request.query.get("mode", "abort")
         if mode not in MODES:
             raise ApiError(f"mode must be one of {', '.join(MODES)}, got {mode!r}", param="mode")
@@ -129,18 +130,18 @@ class ControlRoutes:
 
 HELP = {
     "tokens": "Sampled tokens.",
-    "requests": "Generations that were begun.",
+    "requests": "Generations started.",
     "steps": "Forward passes.",
     "busy_s": "Seconds in which the engine computed.",
     "prefill_tokens": "Prompt tokens that were computed.",
     "cached_tokens": "Prompt tokens that were found in the cache.",
-    "preemptions": "Sequences that lost their place in the cache for a while.",
+    "preemptions": "Sequences that were preempted for a while.",
 }
 GAUGES = ("free_blocks", "num_blocks")
 
 
 def exposition(report: EngineReport, *, http_requests: int) -> str:
-    """Counters end in `_total`, as Prometheus wants it."""
+    """Return the report in Prometheus's text format. Counters end in `_total`."""
     engine = f'{{engine="{_escaped(report.name)}"}}'
     lines: list[str] = []
     for name, value in sorted(report.counters.items()):
@@ -173,7 +174,7 @@ def _metric(name: str, kind: str, text: str, values: list[tuple[str, float]]) ->
 
 
 def _exact(value: float) -> str:
-    """All digits: a rate is a difference of counters, which grow far beyond six of them."""
+    """Write all digits: a rate is a difference of counters, and these grow beyond six digits."""
     return str(int(value)) if value.is_integer() else repr(value)
 
 

@@ -1,4 +1,5 @@
-"""An engine's answers: the requests that a body comes to, and their chunks as pieces with text."""
+"""Answers requests with an engine: turns a body into generation requests, and their chunks into pieces with
+text."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -20,13 +21,13 @@ from penstock.serve.request_bodies import Body, ChatBody, TokenBody
 from penstock.serve.served_model import ServedModel
 
 MAX_WAITING = 256
-"""Pieces that wait for a slow client. Then its answers wait in the engine's streams, and nobody else's."""
+"""Pieces that may wait for a slow client. Further ones stay in its engine streams; other clients don't wait."""
 EVENT_TOKENS = 8
-"""Tokens in an event of a streamed text, at most."""
+"""The most tokens in an event of a streamed text."""
 
 
 class EngineAnswers:
-    """`openai_routes.Answerer` of every request: the engine behind `model`."""
+    """Answers every request with the engine behind `model`, as an `openai_routes.Answerer`."""
 
     def __init__(self, model: ServedModel) -> None:
         self._model = model
@@ -51,7 +52,7 @@ class EngineAnswers:
                     self._model.blobs.delete(requests[0].blob_scope)
 
     def _requests(self, body: Body) -> list[GenerateRequest]:
-        """`requests[i]` is choice i."""
+        """Return one generation request per choice, in the order of the choices."""
         model, drawn, limit = self._model, body.drawn(), body.limit()
         request_id = model.new_id("request")
         requests: list[GenerateRequest] = []
@@ -66,7 +67,7 @@ class EngineAnswers:
             sampling = drawn.sampling(end_ids=model.tokenizer.stop_token_ids, room=room, limit=limit)
             token_ids = np.array(prompt, dtype=np.int32)
             for choice in range(body.num_choices()):
-                # A seed makes a request repeatable; its choices must differ nevertheless.
+                # A seed makes a request repeatable, but its choices must still differ.
                 seed = None if sampling.seed is None else (sampling.seed + choice) % 2**64
                 requests.append(
                     GenerateRequest(
@@ -99,7 +100,7 @@ class EngineAnswers:
 
 
 class EngineAnswering:
-    """`openai_routes.Answering`: the choices of one request."""
+    """Produces the choices of one request, as an `openai_routes.Answering`."""
 
     def __init__(
         self, model: ServedModel, body: Body, form: Form, requests: Sequence[GenerateRequest]
@@ -112,7 +113,7 @@ class EngineAnswering:
 
     @asynccontextmanager
     async def whole(self) -> AsyncIterator[dict[str, Any]]:
-        """When one choice fails, the others are cancelled."""
+        """Give the body once all choices are sampled. When one choice fails, the others are cancelled."""
         tasks = [
             asyncio.create_task(whole_answer(self._model.engine, each, self._text(), self._stops))
             for each in self._requests
@@ -167,14 +168,14 @@ async def _end(tasks: Sequence[asyncio.Task[Any]]) -> None:
 async def stream_answer(
     engine: TokenSource, request: GenerateRequest, text: TextStream | None = None, stops: Sequence[str] = ()
 ) -> AsyncIterator[Piece]:
-    """Pieces as they are sampled; without a `text` they have none. Leaving early cancels the request. What was sent
-    can't be taken back, so an answer that begins again after its first piece fails."""
+    """Give pieces as they are sampled, with text if there is a `text` to decode with. Leaving early cancels the
+    request. What was sent can't be taken back, so an answer that restarts after its first piece fails."""
     cut, versions, has_sent = StopTexts(stops), list[int](), False
     async with aclosing(engine.generate(request)) as chunks:  # type: ignore[type-var]
         async for chunk in chunks:
             if chunk.restarts and has_sent:
                 raise PenstockError(
-                    "new weights made this answer begin again (abort_retry), and part of it was sent; ask without "
+                    "the answer restarted under new weights (abort_retry), and part of it was sent; ask without "
                     "stream, or update with another interrupt"
                 )
             has_sent = True
@@ -188,7 +189,7 @@ async def stream_answer(
 async def whole_answer(
     engine: TokenSource, request: GenerateRequest, text: TextStream | None = None, stops: Sequence[str] = ()
 ) -> Piece:
-    """All of an answer, and of one that began again, the last."""
+    """Return the whole answer as one piece. If the answer restarts, only what follows the last restart counts."""
     token_ids, logprobs, versions, last = list[int](), list[float](), list[int](), Piece()
     async with aclosing(engine.generate(request)) as chunks:  # type: ignore[type-var]
         async for chunk in chunks:
@@ -204,7 +205,7 @@ async def whole_answer(
 
 
 def _piece(request: GenerateRequest, chunk: Chunk, versions: list[int]) -> Piece:
-    """Without its text. `versions` are those of the answer so far, to which the chunk's are added."""
+    """Return the chunk as a piece without text, and add its versions to those of the answer so far, `versions`."""
     piece = Piece(
         token_ids=chunk.token_ids.tolist(),
         logprobs=chunk.logprobs.tolist(),

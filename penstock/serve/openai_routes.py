@@ -1,8 +1,9 @@
-"""The routes of OpenAI's dialect, and vLLM's route in token ids: one set, whoever answers.
+"""Defines the routes of OpenAI's API and vLLM's route in token ids, independent of what produces the answers.
 
     request ─► body ─► answerer ─► pieces ─► form ─► answer, or events
 
-An answerer is an engine (`engine_answers`), or the episode whose key a request brings (`agents.episode_answers`).
+An answerer is an engine (`engine_answers`), or the episode whose key a request carries
+(`agents.episode_answers`).
 """
 
 from collections.abc import AsyncIterator
@@ -23,32 +24,33 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Answering(Protocol):
-    """The answer of one request, while it is made."""
+    """Produces the answer of one request."""
 
     def whole(self) -> AbstractAsyncContextManager[dict[str, Any]]:
-        """Its body, which is sent inside the context."""
+        """Give the body of the answer, which is sent inside the context."""
 
     def pieces(self) -> AsyncIterator[tuple[int, Piece]]:
-        """Its pieces as they come, each with the number of its choice. One is sent before the next is asked for."""
+        """Give the pieces as they are sampled, each with the number of its choice. Each is sent before the next
+        is asked for."""
 
 
 class Answerer(Protocol):
     def check_model(self, asked: str) -> None:
-        """Refuse the name of a model that nothing here answers for."""
+        """Refuse the name of a model that is not served here."""
 
     def answering(
         self, request: web.Request, data: bytes, body: Body, form: Form
     ) -> AbstractContextManager[Answering]:
-        """`data` is the body as it came."""
+        """Begin the answer to a request whose raw body is `data`."""
 
 
 class Answerers(Protocol):
     def of(self, request: web.Request) -> Answerer:
-        """Who answers this request, or a refusal."""
+        """Return the answerer of this request, or refuse the request."""
 
 
 class OpenAiRoutes:
-    """`prefix` comes before every path."""
+    """Serves the routes, each with `prefix` before its path."""
 
     def __init__(self, model: ServedModel, answerers: Answerers, *, prefix: str = "") -> None:
         self._model = model
@@ -93,12 +95,12 @@ class OpenAiRoutes:
 
 
 async def _send_stream(request: web.Request, answering: Answering, form: Form) -> web.StreamResponse:
-    """What fails before the first event is an ordinary error."""
+    """Send the pieces as events. An error before the first event becomes an ordinary error response."""
     events, unopened = SentEvents(request), set(range(form.num_choices))
     try:
         async with aclosing(answering.pieces()) as pieces:  # type: ignore[type-var]
             async for number, piece in pieces:
-                # Not before there is a piece: a refusal must be an ordinary error.
+                # Wait for a piece: a refusal must become an ordinary error response.
                 if number in unopened:
                     unopened.remove(number)
                     if (opening := form.opening(number)) is not None:
@@ -107,15 +109,15 @@ async def _send_stream(request: web.Request, answering: Answering, form: Form) -
         if (closing := form.closing()) is not None:
             await events.send(closing)
     except ConnectionError:
-        raise  # there is nobody to tell
+        raise  # the client has left
     except Exception as error:
         return await events.fail(error)
     return await events.end()
 
 
 class SentEvents:
-    """Begins with its first event, so that what fails before it is still an ordinary error. `send` waits for a slow
-    client; when one has left, the request's task is cancelled."""
+    """Sends server-sent events. The response begins with the first event, so an earlier error is an ordinary
+    error response. `send` waits for a slow client; when a client leaves, the request's task is cancelled."""
 
     def __init__(self, request: web.Request) -> None:
         self._request = request
@@ -136,7 +138,7 @@ class SentEvents:
         return self._response
 
     async def fail(self, error: Exception) -> web.StreamResponse:
-        """Say what went wrong, in the stream once that has begun."""
+        """Report the error in the stream if that has begun; otherwise raise it."""
         if self._response is None:
             raise error
         shown = as_api_error(error)

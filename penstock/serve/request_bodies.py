@@ -1,7 +1,7 @@
-"""The bodies of requests, as OpenAI's and vLLM's clients send them.
+"""Defines the bodies of requests, as OpenAI's and vLLM's clients send them.
 
-A field that is not here is refused by name: an option that is ignored makes an answer silently wrong. Fields of
-type `Any` change nothing in an answer and are taken without a look.
+An unknown field is refused by name, since ignoring an option makes an answer silently wrong. Fields of type
+`Any` do not change an answer; they are accepted and ignored.
 """
 
 from typing import Annotated, Any
@@ -35,11 +35,11 @@ NOT_OF_THE_TEMPLATE = frozenset(
         "truncation",
     }
 )
-"""What the server says itself when it has a prompt rendered."""
+"""Arguments that the server itself passes when it renders a prompt."""
 
 
 class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """How tokens are drawn. `None` is the server's default."""
+    """Says how tokens are drawn; `None` takes the server's default."""
 
     max_tokens: int | None = None
     min_tokens: int = 0
@@ -60,14 +60,15 @@ class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
     def sampling(self, *, end_ids: tuple[int, ...], room: int, limit: int | None = None) -> SamplingParams:
-        """`end_ids` end an answer unless the request says otherwise; `room` tokens fit into the context."""
+        """Return these fields as `SamplingParams`. `end_ids` end an answer unless the request ignores them, and
+        `room` tokens fit into the context."""
         if self.frequency_penalty:
             raise unsupported("frequency_penalty", "use presence_penalty or repetition_penalty")
         own = tuple(self.stop_token_ids or ())
         given: dict[str, Any] = {
             "temperature": self.temperature,
             "top_p": self.top_p,
-            # vLLM's clients switch it off with -1.
+            # vLLM's clients send -1 to switch it off.
             "top_k": None if self.top_k is None else max(0, self.top_k),
             "min_p": self.min_p,
             "repetition_penalty": self.repetition_penalty,
@@ -93,14 +94,15 @@ class StreamOptions(msgspec.Struct, kw_only=True):
 
 
 class TextFields(SamplingFields, kw_only=True, forbid_unknown_fields=True):
-    """What completions and chat have in common."""
+    """Holds the fields that completions and chat have in common."""
 
     model: str = ""
     n: int | None = None
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = False
-    """vLLM's: ids of prompt and answer beside the text. Ours: the version of each token too."""
+    """Whether to send the ids of prompt and answer beside the text, as vLLM does, and the version of each
+    token."""
     priority: int = 0
     user: Any = None
     metadata: Any = None
@@ -113,7 +115,7 @@ class TextFields(SamplingFields, kw_only=True, forbid_unknown_fields=True):
         return self
 
     def limit(self) -> int | None:
-        """The longest answer that the client wants, if it says so."""
+        """Return the longest answer that the client wants, if it says so."""
         return self.max_tokens
 
     def num_choices(self) -> int:
@@ -128,7 +130,7 @@ class TextFields(SamplingFields, kw_only=True, forbid_unknown_fields=True):
 
 
 class CompletionBody(TextFields, kw_only=True, forbid_unknown_fields=True):
-    """`POST /v1/completions`."""
+    """Holds the body of `POST /v1/completions`."""
 
     prompt: str | list[Any]
     logprobs: int | None = None
@@ -147,7 +149,7 @@ class CompletionBody(TextFields, kw_only=True, forbid_unknown_fields=True):
             raise unsupported("logprobs", "only those of the sampled tokens are kept: use 0 or 1")
 
     def prompts(self) -> list[str | list[int]]:
-        """One or several, each text or token ids."""
+        """Return one or several prompts, each as text or as token ids."""
         given = [self.prompt] if isinstance(self.prompt, str) or _are_ids(self.prompt) else self.prompt
         if not given or not all(isinstance(prompt, str) or _are_ids(prompt) for prompt in given):
             raise ApiError(
@@ -165,7 +167,7 @@ def _are_ids(prompt: Any) -> bool:
 
 
 class ChatBody(TextFields, kw_only=True, forbid_unknown_fields=True):
-    """`POST /v1/chat/completions`."""
+    """Holds the body of `POST /v1/chat/completions`."""
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None = None
@@ -193,19 +195,19 @@ class ChatBody(TextFields, kw_only=True, forbid_unknown_fields=True):
         if self.tool_choice not in (None, "auto", "none"):
             raise unsupported("tool_choice", "the model decides: use 'auto' or 'none'")
         for name in sorted(NOT_OF_THE_TEMPLATE.intersection(self.chat_template_kwargs or ())):
-            raise unsupported(f"chat_template_kwargs.{name}", "it is no variable of a chat template")
+            raise unsupported(f"chat_template_kwargs.{name}", "it is not a variable of a chat template")
 
     def limit(self) -> int | None:
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property
     def shown_tools(self) -> list[dict[str, Any]] | None:
-        """The tools that the model is told of."""
+        """Return the tools that the chat template shows to the model."""
         return None if self.tool_choice == "none" or not self.tools else self.tools
 
 
 class TokenSampling(SamplingFields, kw_only=True, forbid_unknown_fields=True):
-    """The `sampling_params` of a request in token ids. All tokens come with their logprobs."""
+    """Holds the `sampling_params` of a request in token ids. All tokens are sent with their logprobs."""
 
     n: int | None = None
     logprobs: int | None = None
@@ -213,11 +215,12 @@ class TokenSampling(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     skip_special_tokens: Any = None
     output_kind: Any = None
     routed_experts_prompt_start: Any = None
-    """Where the experts of a prompt would begin in an answer; no answer has any."""
+    """Accepted for vLLM's clients; answers carry no routed experts."""
 
 
 class TokenBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """`POST /inference/v1/generate`: vLLM's request in token ids, and fields of ours at the end."""
+    """Holds the body of `POST /inference/v1/generate`: vLLM's request in token ids, with our own fields at the
+    end."""
 
     token_ids: list[TokenId]
     sampling_params: TokenSampling = msgspec.field(default_factory=TokenSampling)
@@ -230,9 +233,9 @@ class TokenBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     priority: int = 0
     features: Any = None
     chunk_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    """Tokens in an event of the stream; without it as many as one window of decode steps makes."""
+    """Tokens in an event of the stream; unset takes as many as the engine samples at a time."""
     record_sampling_mask: bool = False
-    """Whether to send, for each token, the ids that truncation left."""
+    """Whether to send, for each token, the ids that truncation kept."""
 
     def check(self) -> None:
         sampling = self.sampling_params

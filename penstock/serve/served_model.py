@@ -1,4 +1,4 @@
-"""What a server answers from: an engine, its tokenizer, and the limits of both."""
+"""Holds what a server answers from: an engine, its tokenizer, and the limits of both."""
 
 import itertools
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from penstock.serve.api_error import ApiError
 
 @dataclass(slots=True, kw_only=True)
 class ServedModel:
-    """`name` is what clients call it. `window` is how many tokens the engine makes at a time."""
+    """Holds a model under the `name` that clients use. `window` is how many tokens the engine samples at a time."""
 
     name: str
     engine: TokenSource
@@ -22,15 +22,17 @@ class ServedModel:
     max_context: int
     window: int = 1
     max_requests: int = 4096
-    """Generations at once. Each holds what its client has not read yet, so this bounds the memory."""
+    """Generations that may run at once. Each buffers what its client has not read yet, so this bounds
+    memory."""
     num_running: int = 0
     created: int = 0
     blobs: BlobStore | None = None
-    """Where the engine leaves recorded masks."""
+    """Where the engine stores recorded sampling masks."""
     _numbers: Iterator[int] = field(default_factory=itertools.count)
 
     def check_model(self, asked: str) -> None:
-        """Clients must name a model; most have one that they send to any server."""
+        """Refuse another model's name. An empty one is fine: clients must send a name, and most send the same to
+        any server."""
         if asked and asked != self.name:
             raise ApiError(
                 f"the model {asked!r} does not exist; this server has {self.name!r}",
@@ -40,7 +42,8 @@ class ServedModel:
             )
 
     def room(self, num_prompt: int, asked: int | None) -> int:
-        """Tokens that fit after a prompt, which must leave room for what is asked for."""
+        """Return how many tokens fit after the prompt. Refuse a prompt that leaves fewer than `asked` for the
+        answer."""
         room = self.max_context - num_prompt
         if room < 1 or (asked is not None and asked > room):
             wanted = f" and {asked} for the answer" if asked is not None and room >= 1 else ""
@@ -56,7 +59,7 @@ class ServedModel:
 
     @contextmanager
     def place(self, count: int = 1) -> Iterator[None]:
-        """Room for generations, or a refusal that tells clients to come back."""
+        """Hold slots for `count` generations, or refuse so that the client tries again later."""
         if self.num_running + count > self.max_requests:
             raise ApiError(
                 f"{self.num_running} generations are running, {self.max_requests} is the limit; try again later",
@@ -71,7 +74,7 @@ class ServedModel:
             self.num_running -= count
 
     def card(self) -> dict[str, Any]:
-        """What `/v1/models` lists of it."""
+        """Return the model's entry in `/v1/models`."""
         return {
             "id": self.name,
             "object": "model",

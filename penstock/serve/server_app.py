@@ -1,4 +1,4 @@
-"""The HTTP application: routes, who may use them, and how mistakes are answered."""
+"""Builds the HTTP application: routes, access checks, and error responses."""
 
 import hmac
 from collections.abc import Awaitable, Callable, Iterable
@@ -10,9 +10,9 @@ from penstock.serve.api_error import ApiError, as_api_error
 from penstock.serve.bodies import BUDGET, BodyBudget, answer
 
 MAX_BODY_BYTES = 64 * 2**20
-"""Where nobody says otherwise. A context of a million tokens takes 7 MB."""
+"""The default limit of a body. A context of a million tokens takes 7 MB."""
 OPEN_PATHS = ("/health",)
-"""What a load balancer may ask without a token."""
+"""Paths that need no token, for load balancers."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -20,8 +20,8 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 def make_app(
     routes: Iterable[web.RouteDef], *, guard: Guard, token: str = "", bodies: BodyBudget | None = None
 ) -> web.Application:
-    """The application with these routes. Every request must bring the `token`, if there is one (`Authorization:
-    Bearer …`)."""
+    """Make the application with these routes. If there is a `token`, every request must send it as
+    `Authorization: Bearer …`."""
     budget = bodies or BodyBudget(max_bytes=MAX_BODY_BYTES)
 
     @web.middleware
@@ -68,7 +68,7 @@ def _error(error: ApiError) -> web.Response:
 
 
 def not_served(request: web.Request, app: web.Application) -> ApiError:
-    """A route that is not there, or not with this method, is answered with those that are."""
+    """Return the error for an unknown route or method, which lists the routes that there are."""
     known = sorted({route.resource.canonical for route in app.router.routes() if route.resource is not None})
     return ApiError(
         f"{request.method} {request.path} is not served here; there are: {', '.join(known)}",

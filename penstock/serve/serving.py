@@ -1,4 +1,4 @@
-"""`penstock serve`: load a model, and answer over HTTP until a signal comes."""
+"""Implements `penstock serve`: load a model, and answer over HTTP until a signal arrives."""
 
 import asyncio
 import signal
@@ -30,9 +30,9 @@ from penstock.serve.weight_routes import WeightRoutes
 from penstock.sync.transports import AnyReceiver, Rendezvous
 
 CLOSING_S = 5.0
-"""How long running answers may take when the server ends."""
+"""How long running answers may take when the server shuts down."""
 LEAST_BODY_BYTES = 4 * 2**20
-"""Room for many short prompts in one request, whatever the context."""
+"""Space for many short prompts in one request, however short the context is."""
 DESCRIBED = (
     "vocab_size",
     "hidden_size",
@@ -42,7 +42,7 @@ DESCRIBED = (
     "num_key_value_heads",
     "num_experts",
 )
-"""What two models must agree on."""
+"""The sizes in which the models of trainer and server must agree."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,20 +54,20 @@ class ServeSettings:
     port: int = 8000
     token: str = ""
     allow_hosts: tuple[str, ...] = ()
-    """Further names that the server answers to."""
+    """Further host names that the server answers to."""
     max_requests: int = 4096
     updates: bool = False
     """Whether a trainer may send new weights."""
     trust_remote_code: bool = False
     all_bodies_bytes: int = ALL_BODIES_BYTES
-    """Of requests that are not answered yet."""
+    """The most bytes that the bodies of all unanswered requests may have together."""
 
     def of_folder(self, folder: str) -> "ServeSettings":
-        """The same under the same name, with the model in this folder."""
+        """Return these settings for the model in another folder."""
         return replace(self, model=folder)
 
     def check(self) -> None:
-        """An address that others can reach needs a token."""
+        """Refuse an address that other machines can reach without a token."""
         if not self.token and not is_loopback(self.host):
             raise UserError(
                 f"penstock serve on {self.host} can be reached from other machines and needs a token: give "
@@ -77,7 +77,7 @@ class ServeSettings:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A loaded model, before it is served."""
+    """Holds a loaded model before it is served."""
 
     engine: EmbeddedEngine
     receiver: AnyReceiver
@@ -86,7 +86,7 @@ class Opened:
 
 
 async def open_engine(settings: ServeSettings, config: EngineConfig) -> Opened:
-    """Open the engine as a run's is opened."""
+    """Open the engine as a run opens its own."""
     device = resolve_device(config.device)
     dtype = resolve_dtype(config.dtype, device)
     receiver = AnyReceiver(Rendezvous(device=device))
@@ -110,7 +110,7 @@ async def open_engine(settings: ServeSettings, config: EngineConfig) -> Opened:
 
 
 def describe(settings: ServeSettings, device: str, dtype: str) -> dict[str, Any]:
-    """What a trainer compares with its own model."""
+    """Return what a trainer compares with its own model."""
     from transformers import AutoConfig
 
     text = AutoConfig.from_pretrained(
@@ -128,7 +128,7 @@ def describe(settings: ServeSettings, device: str, dtype: str) -> dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """A server at work. `running` ends when its engine has failed."""
+    """Refers to a running server. The task `running` ends when the engine has failed."""
 
     address: str
     running: asyncio.Task[None]
@@ -136,7 +136,7 @@ class Serving:
 
 @asynccontextmanager
 async def served(settings: ServeSettings, opened: Opened) -> AsyncIterator[Serving]:
-    """The engine answers at the address that this gives, while the context lasts."""
+    """Serve the engine while the context lasts, and give the server's address."""
     settings.check()
     engine = opened.engine
     pauses = Pauses(engine)
@@ -164,7 +164,7 @@ async def served(settings: ServeSettings, opened: Opened) -> AsyncIterator[Servi
         bodies=bodies_of(settings, model.max_context),
     )
     allow_many_connections()
-    # A client that leaves cancels its request, and so frees its place in the batch.
+    # A client that leaves cancels its request, which frees its slot in the batch.
     server = HttpServer(app, closing_s=CLOSING_S)
     running = asyncio.create_task(engine.run())
     try:
@@ -178,7 +178,8 @@ async def served(settings: ServeSettings, opened: Opened) -> AsyncIterator[Servi
 
 
 def bodies_of(settings: ServeSettings, max_context: int) -> BodyBudget:
-    """An update names every tensor of its model, so where one may come, bodies may be larger."""
+    """Return the limits for bodies. An update names every tensor of its model, so a server that takes updates
+    accepts larger ones."""
     limit = body_limit(max_context, least=LEAST_BODY_BYTES)
     return BodyBudget(
         max_bytes=max(limit, MAX_BODY_BYTES) if settings.updates else limit,
@@ -187,7 +188,7 @@ def bodies_of(settings: ServeSettings, max_context: int) -> BodyBudget:
 
 
 async def serve(settings: ServeSettings, config: EngineConfig, say: Callable[[str], None]) -> None:
-    """Serve until SIGINT or SIGTERM."""
+    """Serve until SIGINT or SIGTERM, or until the engine fails."""
     settings.check()
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()

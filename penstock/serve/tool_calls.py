@@ -1,11 +1,11 @@
-"""Calls of tools inside an answer, as the families of models write them.
+"""Finds tool calls in an answer, as families of models write them.
 
     hermes   <tool_call>{"name": …, "arguments": {…}}</tool_call>     Qwen, Hermes, SmolLM3 and many others
     llama    {"name": …, "parameters": {…}}, as the whole answer      Llama 3
     mistral  [TOOL_CALLS] [{"name": …, "arguments": {…}}, …]          Mistral up to version 7 of its tokenizer
     granite  <|tool_call|>[{"name": …, "arguments": {…}}, …]          Granite 3
 
-A family is known by its chat template. An answer of any other one stays text.
+The chat template tells which family a model is of. Answers of other models stay text.
 """
 
 import json
@@ -20,7 +20,7 @@ _BLOCK = re.compile(re.escape(OPEN) + r"\s*(.*?)\s*(?:" + re.escape(CLOSE) + r"|
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """`arguments` is JSON text, as OpenAI's clients want it."""
+    """Holds a tool call. `arguments` is JSON text, as OpenAI's clients expect it."""
 
     name: str
     arguments: str
@@ -38,14 +38,14 @@ class ToolParser(Protocol):
     """Finds calls in an answer."""
 
     def begins(self, text: str) -> int:
-        """How much of a text that still comes is certainly no call: so much can be sent."""
+        """Return how many characters of an unfinished text are certainly no tool call, and so can be sent."""
 
     def parse(self, text: str) -> tuple[str, list[ToolCall]]:
-        """What is text, and what is calls. A call that can't be read stays text."""
+        """Split an answer into text and tool calls. A call that can't be parsed stays text."""
 
 
 class HermesCalls:
-    """JSON between tags."""
+    """Parses JSON between tags."""
 
     def begins(self, text: str) -> int:
         return _before(text, OPEN)
@@ -61,7 +61,7 @@ class HermesCalls:
 
 
 class LlamaCalls:
-    """An answer that is nothing but a JSON object with a name and parameters."""
+    """Parses an answer that is nothing but a JSON object with a name and parameters."""
 
     def begins(self, text: str) -> int:
         return 0 if text.lstrip()[:1] in ("", "{") else len(text)
@@ -72,8 +72,8 @@ class LlamaCalls:
 
 
 class ListCalls:
-    """A JSON list of calls after a marker. Tokenizers have the marker as a special token, which is in no text: so a
-    list that is the whole answer is one too."""
+    """Parses a JSON list of calls after a marker. Tokenizers often have the marker as a special token, which
+    decoding leaves out. So a list that is the whole answer counts too."""
 
     def __init__(self, marker: str) -> None:
         self._marker = marker
@@ -88,7 +88,7 @@ class ListCalls:
 
 
 def parser_of(template: str) -> ToolParser | None:
-    """The parser for models with this chat template."""
+    """Return the parser for models with this chat template, or None for an unknown family."""
     if OPEN in template:
         return HermesCalls()
     for marker in (MISTRAL, GRANITE):
@@ -100,7 +100,7 @@ def parser_of(template: str) -> ToolParser | None:
 
 
 def _before(text: str, marker: str) -> int:
-    """How much of a text comes before a marker, which may still be incomplete."""
+    """Return how much of a text precedes a marker, which may still be incomplete."""
     at = text.find(marker)
     if at >= 0:
         return at
@@ -109,7 +109,7 @@ def _before(text: str, marker: str) -> int:
 
 
 def _parsed(text: str) -> Any:
-    """None where it is no JSON."""
+    """Parse JSON; return None where the text is not JSON."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -117,7 +117,7 @@ def _parsed(text: str) -> Any:
 
 
 def _calls(text: str) -> list[ToolCall]:
-    """All of a list, or none: half of what a model wants is something else."""
+    """Parse all calls of a list, or none: half of what a model asked for is something else."""
     found = _parsed(text)
     calls = [_call_of(each, "arguments") for each in found] if isinstance(found, list) else []
     return [call for call in calls if call is not None] if None not in calls else []

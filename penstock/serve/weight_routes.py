@@ -1,8 +1,10 @@
-"""New weights over HTTP: vLLM's routes, with the calls of penstock's plugin for vLLM behind `/collective_rpc`.
+"""Takes new weights over HTTP: vLLM's routes, with the methods of penstock's vLLM plugin behind
+`/collective_rpc`.
 
     stage (beside generation) ─► pause ─► update_weights ─► finish ─► resume
 
-So the client that trains on vLLM's servers trains on this one too. `/update_weights` also takes an `update` whole.
+So a client that trains on vLLM's servers trains on this one too. `/update_weights` also takes a whole
+`update`.
 """
 
 import asyncio
@@ -41,7 +43,7 @@ class UpdateInfo(msgspec.Struct, kw_only=True):
 
 
 class UpdateBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What is staged, by its version; or a whole update."""
+    """Names a staged update by its version, or holds a whole update."""
 
     update_info: UpdateInfo | None = None
     update: msgspec.Raw = msgspec.Raw()
@@ -55,7 +57,7 @@ class CallBody(msgspec.Struct, kw_only=True):
 
 class WeightRoutes:
     def __init__(self, engine: EmbeddedEngine, receiver: AnyReceiver, sizes: dict[str, Any]) -> None:
-        """`sizes` are those of the model, for a trainer to compare."""
+        """Set up the routes; `sizes` describe the model, so that a trainer can compare them with its own."""
         self._engine = engine
         self._receiver = receiver
         self._sizes = sizes
@@ -93,7 +95,7 @@ class WeightRoutes:
         return answer({"weight_version": str(self._engine.versions[DEFAULT_POLICY])})
 
     async def nothing(self, request: web.Request) -> web.Response:
-        """vLLM needs to be told; this engine loads an update in one go."""
+        """Answer a call that vLLM needs before or after an update; this engine loads an update in one step."""
         return answer({"status": "ok"})
 
     async def world_size(self, request: web.Request) -> web.Response:
@@ -117,7 +119,7 @@ class WeightRoutes:
         return answer({"status": "ok"})
 
     async def call(self, request: web.Request) -> web.Response:
-        """Methods of the plugin's worker. There is one worker, so there is one result."""
+        """Call a method of the plugin's worker. There is one worker, so there is one result."""
         body = await read_body(request, CallBody)
         match body.method, body.args:
             case "penstock_describe", []:
@@ -165,7 +167,7 @@ class WeightRoutes:
         try:
             receipt = await self._engine.update(update)
         except PenstockError as error:
-            # Whether live weights are whole shows in the engine's health.
+            # A half-loaded update makes the engine unhealthy.
             return dict(INTACT) | {
                 "kind": type(error).__name__,
                 "message": str(error),

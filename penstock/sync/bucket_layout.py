@@ -1,6 +1,6 @@
-"""Which tensor lies where: named tensors, or slices of them, packed one after another into buckets of bounded size.
+"""Packs named tensors, or slices of them, one after another into buckets of bounded size.
 
-A header says everything (`TensorSpec`): where the bytes are in a bucket, and which part of which tensor they are.
+A `TensorSpec` describes each piece: where its bytes are in a bucket, and which part of which tensor they are.
 """
 
 import math
@@ -17,7 +17,7 @@ ALIGNMENT = 64
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """Which part of a tensor of `shape` a publisher has, if not all of it: what begins at `start`."""
+    """Says which part of a tensor of `shape` a publisher has: the part that begins at `start`."""
 
     shape: tuple[int, ...]
     start: tuple[int, ...]
@@ -26,9 +26,9 @@ class Slice:
 def lay_out(
     tensors: Mapping[str, torch.Tensor], *, bucket_bytes: int, slices: Mapping[str, Slice] | None = None
 ) -> tuple[tuple[TensorSpec, ...], list[int]]:
-    """Specs of all tensors in their order, and the size of each bucket. `slices` names the tensors that are parts
-    of larger ones. A tensor above `bucket_bytes` is split by its first dimension; a single row is never split, and
-    may get a bucket of its own that is larger."""
+    """Return the specs of all tensors in their order, and the size of each bucket. `slices` names the tensors
+    that are parts of larger ones. A tensor above `bucket_bytes` is split by its first dimension; a single row
+    is never split, and may get a larger bucket of its own."""
     specs: list[TensorSpec] = []
     sizes: list[int] = []
     for name, tensor in tensors.items():
@@ -58,7 +58,6 @@ def lay_out(
 
 
 def _pieces(tensor: torch.Tensor, bucket_bytes: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Start and extent of each piece."""
     shape = tuple(tensor.shape)
     if tensor.nbytes <= bucket_bytes or not shape:
         yield (0,) * len(shape), shape
@@ -69,7 +68,6 @@ def _pieces(tensor: torch.Tensor, bucket_bytes: int) -> Iterator[tuple[tuple[int
 
 
 def specs_by_bucket(update: WeightUpdate) -> list[list[TensorSpec]]:
-    """What lies in each bucket of an update."""
     specs: list[list[TensorSpec]] = [[] for _ in update.buckets]
     for spec in update.tensors:
         specs[spec.bucket].append(spec)
@@ -77,25 +75,25 @@ def specs_by_bucket(update: WeightUpdate) -> list[list[TensorSpec]]:
 
 
 def bucket_size(specs: Iterable[TensorSpec]) -> int:
-    """In bytes, of the bucket that these lie in."""
+    """Return the bytes of the bucket that these specs lie in."""
     return max(spec.offset + -(-spec.num_bytes // ALIGNMENT) * ALIGNMENT for spec in specs)
 
 
 def unit_width(specs: Iterable[TensorSpec]) -> int:
-    """Bytes of the smallest elements in a bucket. Larger ones are several of them."""
+    """Return the bytes of the smallest elements in a bucket. Larger elements count as several of these."""
     widths: set[int] = {getattr(torch, spec.dtype).itemsize for spec in specs}
     return min(widths)
 
 
 def view(bucket: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
-    """The values that `spec` names inside `bucket` (bytes), sharing its memory."""
+    """Return the values that `spec` names inside `bucket` (bytes), sharing its memory."""
     dtype: torch.dtype = getattr(torch, spec.dtype)
     return bucket[spec.offset : spec.offset + spec.num_bytes].view(dtype).view(spec.sizes or spec.shape)
 
 
 def part(tensor: torch.Tensor, spec: TensorSpec, origin: tuple[int, ...] = ()) -> torch.Tensor:
-    """The part of a tensor that `spec` names, sharing its memory. `origin` is where the tensor itself begins, if it
-    is a slice."""
+    """Return the part of a tensor that `spec` names, sharing its memory. A tensor that is a slice begins at
+    `origin`."""
     if not spec.start:
         return tensor
     starts = [start - (origin[dim] if origin else 0) for dim, start in enumerate(spec.start)]
@@ -105,7 +103,7 @@ def part(tensor: torch.Tensor, spec: TensorSpec, origin: tuple[int, ...] = ()) -
 
 
 def covered(specs: tuple[TensorSpec, ...]) -> dict[str, int]:
-    """How many elements of each tensor an update holds."""
+    """Return how many elements of each tensor an update holds."""
     counts: dict[str, int] = {}
     for spec in specs:
         counts[spec.name] = counts.get(spec.name, 0) + math.prod(spec.sizes or spec.shape)
@@ -113,8 +111,8 @@ def covered(specs: tuple[TensorSpec, ...]) -> dict[str, int]:
 
 
 def check_same_model(update: WeightUpdate, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Before anything is copied: what the update holds must fit the engine's tensors, and a full update must hold
-    all of each of them."""
+    """Raise `FingerprintMismatch` unless an update fits the engine's tensors; a full update must hold all of
+    each tensor. This runs before anything is copied."""
     differing = {spec.name for spec in update.tensors if not _fits(spec, tensors.get(spec.name))}
     if update.base is None:
         counts = covered(update.tensors)
@@ -131,7 +129,7 @@ def check_same_model(update: WeightUpdate, tensors: Mapping[str, torch.Tensor]) 
 
 
 def _fits(spec: TensorSpec, tensor: torch.Tensor | None) -> bool:
-    """Same shape, a slice inside it, and a dtype that holds what is sent without loss."""
+    """Return whether shapes are equal, a slice lies inside, and the dtype holds the sent values without loss."""
     if tensor is None or tuple(tensor.shape) != spec.shape:
         return False
     if spec.start:

@@ -1,4 +1,4 @@
-"""The engine's side that transports share: buckets that this process can see, copied and verified."""
+"""Implements the engine's side that transports share: copying and verifying buckets that this process can read."""
 
 import threading
 import time
@@ -16,8 +16,8 @@ from penstock.sync.staged_bucket import StagedBucket, Values, check_payload, ope
 
 
 class BucketReceiver:
-    """Buckets are found, and read when they are loaded: nothing is staged but what has to be unpacked. A transport
-    says where they are."""
+    """Reads buckets in place when they are loaded, and stages only those that must be unpacked. A transport
+    finds a bucket by its name (`_bucket`)."""
 
     def __init__(self, device: str = "cpu") -> None:
         """`device` is where the engine's weights are."""
@@ -42,10 +42,10 @@ class BucketReceiver:
         return Staged(update, staged)
 
     def cancel(self) -> None:
-        """Nothing here waits for anybody."""
+        """Do nothing, since staging waits for no other process."""
 
     def is_prepared(self, staged: Staged) -> bool:
-        """Copies from the host wait for it."""
+        """Return False, since copies from host memory wait for the host."""
         return False
 
     def load(self, staged: Staged, tensors: Mapping[str, torch.Tensor]) -> Verification:
@@ -71,8 +71,9 @@ class BucketReceiver:
 
 
 def live_shards(update: WeightUpdate, tensors: Mapping[str, torch.Tensor]) -> list[Shard]:
-    """What an engine holds of the tensors in an update, in the dtype in which they came. Where the update's slices
-    add up to a whole tensor it is taken as one, which shows gaps and overlaps between them."""
+    """Return the engine's values of the tensors in an update, in the dtype in which they were sent. Where the
+    update's slices add up to a whole tensor, the tensor is taken as one shard, which exposes gaps and
+    overlaps between the slices."""
     counts = covered(update.tensors)
     shards: dict[tuple[str, tuple[int, ...]], Shard] = {}
     with torch.no_grad():
@@ -90,7 +91,7 @@ def live_shards(update: WeightUpdate, tensors: Mapping[str, torch.Tensor]) -> li
 def verification(
     update: WeightUpdate, copied: Callable[[], None], found: Callable[[], Mapping[str, int]]
 ) -> Verification:
-    """Waits until the weights are `copied`, then compares what is `found`."""
+    """Return a function that waits until the weights are `copied`, then compares the fingerprints of `found`."""
 
     def verify() -> float:
         copied()
@@ -102,11 +103,12 @@ def verification(
 
 
 class StagingReceiver(BucketReceiver):
-    """Stages a copy: bytes are fetched, checked and unpacked while the engine generates. A transport says how
-    to fetch those of one bucket.
+    """Stages a copy: buckets are fetched, checked and unpacked while the engine generates. A transport fetches
+    the bytes of one bucket (`_fetch`).
 
-    The next bucket is fetched while one is checked and unpacked. Until all of them are there and good, nothing is
-    loaded: what is lost or damaged on its way leaves the engine on the version that it serves."""
+    The next bucket is fetched while the previous one is checked and unpacked. Nothing is loaded until all of
+    them are there and intact, so a loss or damage on the way leaves the engine on the version that it serves.
+    """
 
     def __init__(self, device: str = "cpu") -> None:
         super().__init__(device)
@@ -140,7 +142,7 @@ class StagingReceiver(BucketReceiver):
         staged.held.clear()
 
     def _check_values(self, update: WeightUpdate, staged: list[StagedBucket]) -> None:
-        """Where buckets came without a checksum: by their fingerprints, which takes all buckets as they are."""
+        """Check buckets that came without a checksum by their fingerprints, which need all buckets in full."""
         unchecked = [number for number, each in enumerate(update.payloads) if each.checksum is None]
         if not unchecked:
             return
@@ -161,5 +163,5 @@ class StagingReceiver(BucketReceiver):
             raise DamagedBucket(f"version {update.version}: {wrong[0]} arrived damaged")
 
     def _fetch(self, update: WeightUpdate, number: int, cancelled: threading.Event) -> torch.Tensor:
-        """The bytes that came for a bucket. Once it is `cancelled`, this may raise anything."""
+        """Return the bytes that came for a bucket. Once `cancelled` is set, this may raise anything."""
         raise NotImplementedError

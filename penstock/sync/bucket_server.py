@@ -2,8 +2,8 @@
 
     one thread: accept ─► head of a request, within 5 s ─► token ─► a thread for each connection that has it
 
-So strangers cost a socket each, of which there are at most 64. It listens on one address, the loopback unless told
-otherwise. A fetch that broke off continues where it stopped (`Range: bytes=N-`).
+A client without the token costs only a socket, and there are at most 64 of these. The server listens on one
+address, by default the loopback. A fetch that broke off resumes where it stopped (`Range: bytes=N-`).
 """
 
 import hmac
@@ -23,10 +23,10 @@ from typing import Any
 import torch
 
 IDLE_S = 120.0
-"""After which a connection without requests is closed."""
+"""A connection without requests for this long is closed."""
 HEAD_S, MAX_STRANGERS = 5.0, 64
-"""How long the head of a connection's first request may take, and of how many connections it may be awaited. The
-oldest gives way."""
+"""How long the head of a connection's first request may take, and how many connections may be waiting for
+theirs. When there are more, the oldest is closed."""
 MAX_HEAD = 64 << 10
 NO_ROOM_S = 0.05
 PIECE = 1 << 20
@@ -34,22 +34,22 @@ REFUSED = b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\nConnection: close\
 
 
 class BucketServer:
-    """Closing it ends the thread that accepts; what is being served is cut."""
+    """Serves buckets from threads of this process. `close` ends the accepting thread and cuts running transfers."""
 
     def __init__(self, address: str, token: str) -> None:
         if not token:
-            raise ValueError("published weights are served to those who know a token, got an empty one")
+            raise ValueError("published weights are served only with a token, got an empty one")
         self._buckets: dict[str, memoryview] = {}
         self._handler = type("Handler", (_Handler,), {"buckets": self._buckets, "token": f"Bearer {token}"})
         self._listening = socket.create_server((address, 0), backlog=128)
         host, port = self._listening.getsockname()[:2]
         self._url = f"http://{host}:{port}"
-        self._strangers = _Strangers(self._listening, f"Bearer {token}", self._serve)
+        self._strangers = _Unauthenticated(self._listening, f"Bearer {token}", self._serve)
         self._thread = threading.Thread(target=self._strangers.run, name="bucket server", daemon=True)
         self._thread.start()
 
     def put(self, data: torch.Tensor) -> str:
-        """Serve these bytes, and say under which address. They must stay as they are until they are removed."""
+        """Serve these bytes and return their URL. They must not change until they are removed."""
         path = f"/{secrets.token_hex(8)}"
         self._buckets[path] = data.numpy().data
         return self._url + path
@@ -67,28 +67,29 @@ class BucketServer:
         threading.Thread(target=self._answer, args=(connection, head), daemon=True).start()
 
     def _answer(self, connection: socket.socket, head: bytes) -> None:
-        with connection, suppress(OSError):  # a client that went away asks again, if it wants to
+        with connection, suppress(OSError):  # a client that disconnected may ask again
             self._handler(connection, head)
 
 
 @dataclass(slots=True)
 class _Stranger:
-    """A connection whose token has not been read."""
+    """Holds a connection whose token has not been read."""
 
     connection: socket.socket
     until: float
     head: bytearray = field(default_factory=bytearray)
 
 
-class _Strangers:
-    """Those who have connected and not shown the token; `known` gets them when they have, with what they said."""
+class _Unauthenticated:
+    """Holds the connections that have not shown the token. Those that do are passed to `known`, with the bytes
+    that were read from them."""
 
     def __init__(self, listening: socket.socket, token: str, known: Any) -> None:
         self._listening = listening
         self._token = token
         self._known = known
         self._waiting: dict[socket.socket, _Stranger] = {}
-        """The oldest first."""
+        """Oldest first."""
         self._ending, self._ended = socket.socketpair()
         self._selector = selectors.DefaultSelector()
 
@@ -96,7 +97,7 @@ class _Strangers:
         self._ending.close()
 
     def run(self) -> None:
-        """Until `end`."""
+        """Accept and check connections until `end`."""
         self._listening.setblocking(False)
         for one in (self._listening, self._ended):
             self._selector.register(one, selectors.EVENT_READ)
@@ -122,7 +123,7 @@ class _Strangers:
     def _accept(self) -> None:
         try:
             connection, _ = self._listening.accept()
-        except OSError:  # it has gone already, or this process may open no more files
+        except OSError:  # the client has disconnected, or this process may open no more files
             time.sleep(NO_ROOM_S)
             return
         if len(self._waiting) >= MAX_STRANGERS:
@@ -163,7 +164,7 @@ class _Strangers:
 
 
 class _Replayed(io.RawIOBase):
-    """A connection's input, beginning with what was read of it before."""
+    """Replays the bytes that were already read from a connection, then reads on from its socket."""
 
     def __init__(self, head: bytes, connection: socket.socket) -> None:
         self._head = memoryview(head)
@@ -182,7 +183,7 @@ class _Replayed(io.RawIOBase):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """One connection, whose first request has the token."""
+    """Answers the requests of one connection, the first of which has shown the token."""
 
     buckets: dict[str, memoryview]
     token: str
@@ -221,12 +222,12 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing: the run's own log says what is fetched when."""
+        """Log nothing: the run's own log says what is fetched and when."""
 
 
 def _first_byte(wanted: str) -> int:
-    """Of a header `Range: bytes=N-`; other forms are not asked for, and get everything. A number of more than 18
-    digits is past any end."""
+    """Return N of a header `Range: bytes=N-`. Our receivers use no other form, so all others get the whole
+    bucket. A number of more than 18 digits is past any end."""
     number = wanted.removeprefix("bytes=").removesuffix("-")
     if not number.isdecimal():
         return 0

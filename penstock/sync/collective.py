@@ -1,14 +1,14 @@
-"""Weights by broadcast, through a process group of the trainer and all engines.
+"""Broadcasts weights through a process group of the trainer and all engines.
 
     trainer   describe ─────── send: meet, [new group], broadcast 0, 1, 2 …
                                       │                     │
     engines   update ───────── stage: arrive ───────────── receive 0, 1, 2 …
 
-A bucket is checked and unpacked while the next one arrives. The group is made anew when its members change: an
-engine came, left, or started again. When one of them fails, the others are told, and stay on the version that they
-serve. Of a trainer of several ranks each has a store and a group of its own, and sends its own slices; their
-buckets come in turns. Over gloo on a CPU or on GPUs that are shared, over NCCL where every member has a GPU of its
-own.
+A bucket is checked and unpacked while the next one arrives. A new group is formed when its members change: an
+engine joined, left or restarted. When one of them fails, the others are notified and stay on the version that
+they serve. Each rank of a trainer has a store and a group of its own, and sends its own slices; buckets of
+the ranks take turns. It runs over gloo on a CPU or on shared GPUs, and over NCCL where every member has a GPU
+of its own.
 """
 
 import secrets
@@ -38,7 +38,7 @@ BUCKET_BYTES = 64 << 20
 
 
 class CollectivePublisher(SlotPublisher):
-    """The trainer's side. Buckets lie where the published tensors do."""
+    """Implements the trainer's side. Buckets lie on the device of the published tensors."""
 
     transport = TRANSPORT
     moves = True
@@ -61,19 +61,19 @@ class CollectivePublisher(SlotPublisher):
         """Meetings that were held for each version."""
         self._offered: dict[str, torch.Tensor] = {}
         self._copied: dict[int, Callable[[], None]] = {}
-        """By slot: waits until the snapshot in it is there."""
+        """By slot, a function that waits until its snapshot is complete."""
         self._members: set[str] = set()
         self._epoch = -1
         self._group: PrivateGroup | None = None
         super().__init__(tensors, publishing or Publishing(), bucket_bytes=BUCKET_BYTES)
 
     def describe(self, version: int, *, full: bool = False) -> WeightUpdate:
-        """Each time for a meeting of its own: who came to one that failed is not expected again."""
+        """Describe the version for a new meeting, since engines at a failed meeting are not expected again."""
         self._meetings[version] = self._meeting = secrets.token_hex(8)
         return super().describe(version, full=full)
 
     def send(self, version: int) -> None:
-        """Meet the engines that stage it, and send it to all of them. Nobody comes to a rank that has nothing."""
+        """Meet the engines and broadcast the version to them. A rank that has no tensors meets no engine."""
         if not self._sizes:
             return
         name = self._meetings.pop(version, None)
@@ -94,7 +94,8 @@ class CollectivePublisher(SlotPublisher):
             raise
 
     def release(self, version: int, *, delivered: bool = True) -> None:
-        """Only now are its meetings over: where nothing has changed, an engine may hear of it after `send`."""
+        """Release the version and forget its meetings. `send` can't forget them: it broadcasts nothing if no
+        weight has changed, and then an engine may read the sender's decision after `send` has returned."""
         super().release(version, delivered=delivered)
         for meeting in self._held.pop(version, []):
             meeting.forget()
@@ -103,7 +104,7 @@ class CollectivePublisher(SlotPublisher):
         self._cancelled.set()
 
     def _meet(self, meeting: Meeting, arrivals: list[Arrival]) -> PrivateGroup:
-        """The present group stays if its members are exactly those who came; otherwise a new one is formed."""
+        """Keep the present group if its members are exactly those that arrived; otherwise form a new one."""
         ids = {arrival.id for arrival in arrivals}
         stays = self._group is not None and ids == self._members
         if not stays or any(arrival.epoch != self._epoch for arrival in arrivals):
@@ -123,7 +124,7 @@ class CollectivePublisher(SlotPublisher):
         return self._group
 
     def _broadcast(self, group: PrivateGroup, meeting: Meeting, buckets: list[torch.Tensor]) -> None:
-        """The next one is made ready while one travels."""
+        """Broadcast the buckets, preparing each one while the previous one travels."""
         device = self._device if group.backend == "nccl" else torch.device("cpu")
         transfers: list[Transfer] = []
 
@@ -152,7 +153,7 @@ class CollectivePublisher(SlotPublisher):
         self._copied[slot] = mark(self._device)
 
     def _fingerprint(self, slot: int) -> dict[str, int]:
-        """Beside the next step, which the trainer may have queued by now."""
+        """Hash on a side stream, beside the next step that the trainer may have queued by now."""
         self._copied[slot]()
         with side_stream(self._device):
             return super()._fingerprint(slot)
@@ -171,7 +172,7 @@ class CollectivePublisher(SlotPublisher):
 
 
 class CollectiveReceiver(StagingReceiver):
-    """The engine's side. It is in one group with each publisher."""
+    """Implements the engine's side. It is in one group with each publisher."""
 
     def __init__(self, device: str = "cpu", *, interface: str = "") -> None:
         super().__init__(device)
@@ -180,7 +181,7 @@ class CollectiveReceiver(StagingReceiver):
         self._stores: dict[str, object] = {}
         self._groups: dict[str, PrivateGroup] = {}
         self._meetings: dict[str, Meeting] = {}
-        """Those of the update that is being staged, by the place of their store."""
+        """The meetings of the update that is being staged, by the address of their store."""
 
     def stage(self, update: WeightUpdate) -> Staged:
         try:
@@ -199,7 +200,7 @@ class CollectiveReceiver(StagingReceiver):
 
     def _fetch(self, update: WeightUpdate, number: int, cancelled: threading.Event) -> torch.Tensor:
         place, _, _ = update.buckets[number].split("/")
-        if number == 0:  # all engines come to the ranks in this order, so none waits for another
+        if number == 0:  # all engines meet the ranks in this order, which avoids a deadlock
             for each, name in _meetings_of(update):
                 self._meet(each, name, update.receivers, cancelled)
         group = self._groups[place]
@@ -211,7 +212,7 @@ class CollectiveReceiver(StagingReceiver):
         return data
 
     def _meet(self, place: str, name: str, receivers: int, cancelled: threading.Event) -> None:
-        """Arrive, and be in the group that the sender decides on."""
+        """Arrive at a meeting, and enter the group that the sender decides on."""
         if place not in self._stores:
             self._stores[place] = connect_store(place)
         meeting = self._meetings[place] = Meeting(self._stores[place], name, cancelled)
@@ -248,6 +249,6 @@ class CollectiveReceiver(StagingReceiver):
 
 
 def _meetings_of(update: WeightUpdate) -> list[tuple[str, str]]:
-    """Where its senders are, and under which name each expects the engines."""
+    """Return the store address of each sender, and the name of the meeting at which it expects the engines."""
     found = (name.split("/") for name in update.buckets)
     return list(dict.fromkeys((place, meeting) for place, meeting, _ in found))

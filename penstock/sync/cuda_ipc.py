@@ -1,9 +1,9 @@
-"""Weights between two processes on one GPU: the engine opens the trainer's buckets once, and each update is
-device copies.
+"""Shares weights between two processes on one GPU: the engine opens the trainer's buckets once, and each update
+is a set of device copies.
 
 The trainer's copy into a slot is queued on its own stream, so the next step follows without a wait. Hashing
-waits for that copy on a stream of its own; what `describe` returns therefore names a finished snapshot, and
-the engine needs no event of the trainer's.
+waits for that copy on a separate stream. What `describe` returns therefore names a finished snapshot, and the
+engine needs no event of the trainer's.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,7 +24,7 @@ from penstock.sync.slot_publisher import Publishing, SlotPublisher
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Handle:
-    """How another process finds a bucket: what torch needs to open shared device memory, as text."""
+    """Holds what torch needs to open a bucket in another process; `encode` makes it text."""
 
     size: int
     offset: int
@@ -66,7 +66,7 @@ class Handle:
         )
 
     def open(self, device: torch.device) -> torch.Tensor:
-        """The bucket's bytes, in this process."""
+        """Return the bucket's bytes in this process."""
         torch.cuda.init()  # type: ignore[no-untyped-call]
         storage_class: Any = torch.UntypedStorage
         storage = storage_class._new_shared_cuda(
@@ -85,11 +85,11 @@ class Handle:
 TRANSPORT = "cuda_ipc"
 BUCKET_BYTES = 1 << 30
 NOTHING = ""
-"""The name of what has no bytes, and so no place in memory."""
+"""The name of a bucket without bytes, which has no memory."""
 
 
 class CudaIpcPublisher(SlotPublisher):
-    """The trainer's side. Buckets are memory of the GPU that the weights are on."""
+    """Implements the trainer's side. Buckets lie on the GPU of the weights."""
 
     transport = TRANSPORT
 
@@ -108,7 +108,7 @@ class CudaIpcPublisher(SlotPublisher):
         self._sums: list[torch.Tensor | None] = [None] * publishing.num_slots
         self._hashing: Any = torch.cuda.Stream(self._device, priority=-1)  # type: ignore[no-untyped-call]
         self._copies: dict[int, tuple[list[object], FusedCopy]] = {}
-        """Into each slot, and from where."""
+        """By slot, the copy into it and the addresses that it was made for."""
         self._offered: dict[str, torch.Tensor] = {}
         torch.cuda.synchronize(self._device)
 
@@ -135,7 +135,7 @@ class CudaIpcPublisher(SlotPublisher):
         self._copied[slot].record(torch.cuda.current_stream(self._device))
 
     def _copy(self, slot: int, tensors: Mapping[str, torch.Tensor]) -> FusedCopy:
-        """Made once, and again when a tensor has moved."""
+        """Return the copy into a slot. It is made once, and again when a tensor has moved."""
         places: list[object] = [*tensors, *(tensor.data_ptr() for tensor in tensors.values())]
         known = self._copies.get(slot)
         if known is None or known[0] != places:
@@ -152,14 +152,14 @@ class CudaIpcPublisher(SlotPublisher):
             return super()._fingerprint(slot)
 
     def _free(self) -> None:
-        """An engine that still has the buckets open keeps their memory until it closes."""
+        """Drop the references. An engine that has the buckets open keeps their memory until it closes them."""
         self._copies.clear()
         self._offered.clear()
 
 
 @dataclass(slots=True)
 class Route:
-    """From one set of buckets into one set of live tensors."""
+    """Copies one set of buckets into one set of live tensors."""
 
     tensors: Mapping[str, torch.Tensor]
     copy: FusedCopy
@@ -167,7 +167,7 @@ class Route:
 
 
 class OpenedBuckets(BucketReceiver):
-    """Takes updates that have to be unpacked. `find` opens a bucket by its name."""
+    """Stages updates that must be unpacked. `find` opens a bucket by its name."""
 
     def __init__(self, find: Callable[[str], torch.Tensor], device: str) -> None:
         super().__init__(device)
@@ -178,17 +178,20 @@ class OpenedBuckets(BucketReceiver):
 
 
 class CudaIpcReceiver:
-    """The engine's side. Buckets are opened once; later updates are one pass that copies and adds up.
+    """Implements the engine's side. Buckets are opened once; later updates are one pass that copies and sums the
+    fingerprints.
 
-    The first good update from a bucket is verified by reading the live parameters again, so that copies that end
-    up elsewhere, or on top of each other, can't go unseen; after that what was written is what was added up."""
+    The first good update from a bucket is verified by reading the live parameters again, which finds copies
+    that went to a wrong address or on top of each other. After that, the sums of the copying pass are
+    trusted.
+    """
 
     def __init__(self, device: str = "cuda") -> None:
         self._device = torch.device(device)
         self._opened: dict[str, torch.Tensor] = {}
         self._routes: dict[tuple[bool, tuple[str, ...]], dict[int, Route]] = {}
-        """By whether it is all of the model, by buckets, and by the tensors that they go to: an adapter has several
-        places, which take turns."""
+        """By whether the update is of the whole model, by its buckets, and by the target tensors: an adapter has
+        several sets, which take turns."""
         self._fingerprints = Fingerprinter()
         self._packed = OpenedBuckets(lambda name: self._bucket(name, self._device), device)
 
@@ -202,7 +205,7 @@ class CudaIpcReceiver:
             return self._packed.stage(update)
         finally:
             for name, payload in zip(update.buckets, update.payloads, strict=True):
-                if payload.encoding != "dense":  # laid out for this update alone
+                if payload.encoding != "dense":  # made for this update alone
                     self._opened.pop(name, None)
 
     def cancel(self) -> None:
@@ -219,7 +222,7 @@ class CudaIpcReceiver:
         routes = self._routes.setdefault(_key(update), {})
         route = routes.get(id(tensors))
         if route is None:
-            # Kept: the device may stand still, and even to look at every address takes longer than to launch.
+            # Kept: the device may stand still, and even checking every address takes longer than a launch.
             route = routes[id(tensors)] = self._find(update, tensors)
         with torch.no_grad():
             sums = route.copy.run()

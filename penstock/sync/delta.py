@@ -1,15 +1,16 @@
-"""What has changed between two versions of a bucket, without loss and as small as it gets.
+"""Encodes what has changed between two versions of a bucket, without loss and as small as possible.
 
-A bucket is seen as *units*: the bits of its elements, 1, 2, 4 or 8 bytes wide. Each unit is XORed with that of the
-base, so that a value that moved by one step in its last place leaves one or two bits. Three forms:
+A bucket is seen as *units*: the bits of its elements, 1, 2, 4 or 8 bytes wide. Each unit is XORed with that
+of the base, so a value that moved by one step in its last digit leaves one or two bits. There are three
+forms:
 
-    sparse   only the units that changed: how far each lies behind the one before it, then their XORs
+    sparse   only the units that changed: the gap from each to the one before it, then their XORs
     xor      the XORs of all units
     dense    the bucket as it is, where neither of them is smaller
 
-Numbers are stored by planes (all lowest bytes, then all second bytes, …), since upper bytes hardly ever change, and
-compressed. Gaps are single bytes: 255 skips 255 units that did not change, anything less is followed by one that
-did. `tests/sync/test_delta.py` holds decoding against encoding for any bits.
+Numbers are stored by planes (all lowest bytes, then all second bytes, …), since upper bytes hardly ever
+change, and compressed. Gaps are single bytes: 255 skips 255 unchanged units, and any smaller number is
+followed by a changed one. `tests/sync/test_delta.py` checks that decoding inverts encoding for any bits.
 """
 
 import zlib
@@ -28,23 +29,23 @@ Bytes = npt.NDArray[np.uint8]
 _KINDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 _SKIP = 255
 _LEVEL = 1
-"""Of zlib. Higher ones take several times as long, for a few percent."""
+"""Level of zlib. Higher ones take several times as long, for a few percent."""
 _TRY_XOR_ABOVE = 0.4
-"""The share of changed units from which on the XORs of all units are tried. Below it they were never the smaller
-form: not with random places, not with clusters, not with whole rows."""
+"""The share of changed units above which the XORs of all units are tried. Below it they were never smaller: not
+with random positions, clusters or whole rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Units of a bucket and what to XOR them with. `places` are ascending; None: every unit from the first on."""
+    """Holds units of a bucket and what to XOR them with, at ascending `places`. None means every unit."""
 
     places: npt.NDArray[np.int64] | None
     bits: Units
 
 
 def encode(new: torch.Tensor, base: torch.Tensor, *, width: int) -> tuple[Encoding, Bytes | None]:
-    """The smallest form of `new` for whoever has `base`; both are bytes, a whole number of units of `width`. Of the
-    dense form there is nothing to return: it is `new` itself."""
+    """Return the smallest form of `new` for a receiver that has `base`. Both are bytes, a whole number of units
+    of `width`. The dense form returns no bytes, since it is `new` itself."""
     bits, places = _changed(new, base, width)
     best: tuple[Encoding, Bytes | None] = ("dense", None)
     size = new.numel()
@@ -62,7 +63,7 @@ def encode(new: torch.Tensor, base: torch.Tensor, *, width: int) -> tuple[Encodi
 
 
 def decode(encoding: Encoding, payload: Bytes, *, width: int, num_bytes: int) -> Change:
-    """What `encode` packed, for a bucket of `num_bytes`. A payload that is not of this form is refused."""
+    """Decode a payload of `encode` for a bucket of `num_bytes`. Raise `PenstockError` if it has another form."""
     num_units = num_bytes // width
     try:
         unpacked = np.frombuffer(zlib.decompress(payload.tobytes()) if len(payload) else b"", dtype=np.uint8)
@@ -78,7 +79,7 @@ def decode(encoding: Encoding, payload: Bytes, *, width: int, num_bytes: int) ->
 
 
 def _changed(new: torch.Tensor, base: torch.Tensor, width: int) -> tuple[Units, npt.NDArray[np.int64]]:
-    """XORs of the units that differ, and their places."""
+    """Return the XORs of the units that differ, and their positions."""
     if new.device.type == "cpu":
         every = new.numpy().view(_KINDS[width]) ^ base.numpy().view(_KINDS[width])
         places = np.flatnonzero(every)
@@ -115,7 +116,7 @@ def _unpack_sparse(unpacked: Bytes, num_units: int, width: int) -> Change:
 
 
 def _planes(units: Units) -> Bytes:
-    """All lowest bytes, then all second bytes, and so on."""
+    """Return all lowest bytes, then all second bytes, and so on."""
     width = units.dtype.itemsize
     return np.ascontiguousarray(units.view(np.uint8).reshape(-1, width).T).reshape(-1)
 

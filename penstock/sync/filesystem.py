@@ -1,8 +1,8 @@
-"""Weights through files of a folder that both sides see: a shared disk, or a mounted object store.
+"""Sends weights through files of a folder that both sides see: a shared disk, or a mounted object store.
 
-A bucket is a safetensors file with one tensor, its bytes; what lies where is in the file's metadata. It is written
-under another name and then renamed, so no engine ever sees half of one. A version's files go when every engine has
-it. The next bucket is packed while one is written, and read while one is checked.
+A bucket is a safetensors file with one tensor, its bytes; the layout is in the file's metadata. The file is
+written under another name and then renamed, so no engine ever sees half of it. A version's files are removed
+when every engine has it. The next bucket is packed while one is written, and read while one is checked.
 """
 
 import errno
@@ -27,12 +27,13 @@ from penstock.sync.slot_publisher import HostPublisher, Publishing
 TRANSPORT = "filesystem"
 BUCKET_BYTES = 256 << 20
 TENSOR = "bucket"
-PATIENCE_S, LOOK_AGAIN_S = 10.0, 0.05
-"""A disk of another machine may show a new file late."""
+TIMEOUT_S, LOOK_AGAIN_S = 10.0, 0.05
+"""How long a missing file is waited for, and how often it is looked for. A remote disk may show a new file late.
+"""
 
 
 class FilesystemPublisher(HostPublisher):
-    """The trainer's side. It makes a folder of its own in `folder`, and removes it when it is closed."""
+    """Implements the trainer's side. It makes a folder of its own in `folder`, and removes it on `close`."""
 
     transport = TRANSPORT
     moves = True
@@ -78,11 +79,11 @@ class FilesystemPublisher(HostPublisher):
 
 
 class FilesystemReceiver(StagingReceiver):
-    """The engine's side."""
+    """Implements the engine's side: reads each bucket from its file."""
 
     def _fetch(self, update: WeightUpdate, number: int, cancelled: threading.Event) -> torch.Tensor:
         path = Path(update.buckets[number])
-        until = time.monotonic() + PATIENCE_S
+        until = time.monotonic() + TIMEOUT_S
         while not path.is_file():
             if time.monotonic() > until:
                 raise PenstockError(
@@ -98,7 +99,7 @@ class FilesystemReceiver(StagingReceiver):
             raise DamagedBucket(
                 f"version {update.version}: bucket {number} was cut: {path}: {error}"
             ) from error
-        except OSError as error:  # it was withdrawn, or the disk has failed: another transfer may do better
+        except OSError as error:  # it was withdrawn, or the disk has failed: a retry may succeed
             raise PenstockError(
                 f"version {update.version}: bucket {number} can't be read: {path}: {error}"
             ) from error

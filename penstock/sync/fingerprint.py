@@ -1,16 +1,16 @@
-"""A hash per tensor that adds up over shards: the same values give the same number wherever they live.
+"""Computes a hash per tensor that adds up over shards: the same values give the same number wherever they live.
 
     fingerprint(tensor) = Σ_i mix(bits(value_i), index_i)   (mod 2⁶⁴)
     mix(bits, index) = low · (high | 2³¹), the halves of FACTOR · ((bits + WALK · index) mod 2³²)
 
-Every element counts with its global position, so a swapped, skipped, shifted or stale element changes
-the sum; and since it is a sum, the fingerprints of the shards of a tensor (each with its offset) add up
-to that of the whole. A GPU does the two 32-bit multiplications while it waits for memory. Since they multiply
-halves with each other, changes of two elements do not cancel as they would in a plain sum. An element of 8 bytes
-counts as two of 4.
+Every element counts with its global index, so a swapped, skipped, shifted or stale element changes the sum.
+Since it is a sum, the fingerprints of the shards of a tensor (each with its offset) add up to that of the
+whole. A GPU does the two 32-bit multiplications while it waits for memory. Since they multiply halves with
+each other, changes of two elements do not cancel as they would in a plain sum. An element of 8 bytes counts
+as two of 4.
 
-It runs on whatever device holds the tensor, in pieces of bounded size: on the host by numpy, elsewhere by torch,
-or, on a GPU with Triton, for all tensors in one pass over their memory.
+It runs on the device that holds the tensor, in pieces of bounded size: on the host by numpy, elsewhere by
+torch, or, on a GPU with Triton, for all tensors in one pass over their memory.
 """
 
 import math
@@ -33,29 +33,29 @@ if TYPE_CHECKING:
 
 
 FACTOR, WALK, CARRY = 0x5851F42D, 0x61C88647, 0x2545F491
-"""Odd numbers of at most 31 bits, so that no multiplication gives a negative number; the last is for what
+"""Odd numbers of at most 31 bits, so that no multiplication gives a negative number. CARRY makes up for what
 WALK · index loses at 2³²."""
 LOW = (1 << 32) - 1
 _PIECE = 1 << 18
 HOST_PIECE = 1 << 15
 """Elements at a time on the host: few enough for a core's cache."""
-_MAX_PLANS = 8  # more than a publisher's slots; tensors that move each time must not pile up plans
+_MAX_PLANS = 8  # more than a publisher's slots; tensors that move each time must not accumulate plans
 _MASK = (1 << 64) - 1
 _THREADS_FROM = 16 << 20
-"""Bytes on the host from which on it takes threads."""
+"""Bytes on the host from which on several threads are used."""
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 
 
 def walk_from(index: int) -> int:
-    """What is added to the bits of the element at this place, as a signed number of 32 bits. Each place after it
-    has WALK more, up to a multiple of 2³²."""
+    """Return what is added to the bits of the element at this index, as a signed number of 32 bits. It grows by
+    WALK with each further index, up to a multiple of 2³²."""
     walk = (index * WALK + (index >> 32) * CARRY) & LOW
     return walk - (1 << 32) if walk >> 31 else walk
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Values of the tensor `name`: all of it, or the slice of a tensor of `shape` that begins at `start`."""
+    """Holds values of the tensor `name`: all of it, or the slice of a tensor of `shape` that begins at `start`."""
 
     name: str
     values: torch.Tensor
@@ -64,8 +64,7 @@ class Shard:
 
     @property
     def first(self) -> int | None:
-        """The index of the first value in the whole tensor, where the others follow it there without a gap. None
-        for any other slice."""
+        """Return the index of the first value in the whole tensor if the shard is contiguous there, else None."""
         sizes = tuple(self.values.shape)
         if not self.start:
             return 0
@@ -76,8 +75,8 @@ class Shard:
 
     @property
     def suits_kernel(self) -> bool:
-        """Whether the kernel can add it up: it knows of one run of values, and of places from 2³² on only in whole
-        tensors."""
+        """Return whether the kernel can sum it. The kernel handles one contiguous run of values, and indices
+        from 2³² on only in whole tensors."""
         first = self.first
         if first is None or not self.values.is_contiguous():
             return False
@@ -96,7 +95,7 @@ def whole(tensors: Mapping[str, torch.Tensor]) -> list[Shard]:
 
 
 def add_up(names: Iterable[str], values: Iterable[int]) -> dict[str, int]:
-    """Fingerprints of tensors from those of their shards."""
+    """Sum the fingerprints of shards by tensor."""
     totals: dict[str, int] = {}
     for name, value in zip(names, values, strict=True):
         totals[name] = (totals.get(name, 0) + value) & _MASK
@@ -104,12 +103,12 @@ def add_up(names: Iterable[str], values: Iterable[int]) -> dict[str, int]:
 
 
 def unit_bytes(tensor: torch.Tensor) -> int:
-    """The size of what is counted as one element."""
+    """Return the size of what is counted as one element."""
     return min(tensor.element_size(), 4)
 
 
 def fingerprint(tensor: torch.Tensor, *, offset: int = 0) -> int:
-    """The fingerprint of a contiguous shard whose first element has global index `offset`."""
+    """Return the fingerprint of a contiguous shard whose first element has global index `offset`."""
     flat = tensor.detach().contiguous().view(-1)
     offset *= flat.element_size() // unit_bytes(flat)
     bits = flat.view(_BITS[unit_bytes(flat)])
@@ -119,8 +118,8 @@ def fingerprint(tensor: torch.Tensor, *, offset: int = 0) -> int:
 
 
 def sum_on_host(bits: npt.NDArray[np.integer], offset: int) -> int:
-    """Of elements of at most 32 bits, the first of which has index `offset`. numpy multiplies integers of 64
-    bits with vector instructions, which torch does one by one, and leaves the GIL to others meanwhile."""
+    """Sum elements of at most 32 bits, the first of which has index `offset`. numpy multiplies integers of 64
+    bits with vector instructions, which torch does one by one, and releases the GIL meanwhile."""
     size = min(HOST_PIECE, len(bits))
     places = np.empty(size, dtype=np.int32)
     products, highs = np.empty(size, dtype=np.uint64), np.empty(size, dtype=np.uint64)
@@ -150,7 +149,7 @@ def _walk() -> npt.NDArray[np.int32]:
 
 
 def sum_by_torch(bits: torch.Tensor, offset: int) -> int:
-    """On any device."""
+    """Sum elements on any device, as `sum_on_host` does."""
     total = torch.zeros((), dtype=torch.int64, device=bits.device)
     walk = torch.arange(min(_PIECE, len(bits)), device=bits.device).mul_(WALK).to(torch.int32)
     start = 0
@@ -165,7 +164,7 @@ def sum_by_torch(bits: torch.Tensor, offset: int) -> int:
 
 
 def _scattered(values: torch.Tensor, shape: tuple[int, ...], start: tuple[int, ...]) -> int:
-    """The fingerprint of any slice: every element's place is computed."""
+    """Return the fingerprint of any slice, computing the index of every element."""
     units = values.element_size() // unit_bytes(values)
     total = torch.zeros((), dtype=torch.int64, device=values.device)
     rows = max(1, _PIECE // max(1, values[:1].numel() * units))
@@ -183,12 +182,11 @@ def _scattered(values: torch.Tensor, shape: tuple[int, ...], start: tuple[int, .
 
 
 def _steps(shape: tuple[int, ...]) -> list[int]:
-    """How far apart neighbours are in each dimension."""
+    """Return the distance between neighbours in each dimension."""
     return [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
 
 
 def unsigned(sums: torch.Tensor) -> list[int]:
-    """Fingerprints from the kernel's sums."""
     return [total & _MASK for total in sums.tolist()]
 
 
@@ -200,15 +198,15 @@ def compare(expected: Mapping[str, int], found: Mapping[str, int], version: int)
         named = ", ".join(wrong[:3]) + (f" and {len(wrong) - 3} more" if len(wrong) > 3 else "")
         raise FingerprintMismatch(
             f"version {version}: {len(wrong)} of {len(expected)} tensors of the engine are not the "
-            f"trainer's ({named}); sampling would go on with wrong weights, so the run stops"
+            f"trainer's ({named}); sampling would continue with wrong weights, so the run stops"
         )
 
 
 class Fingerprinter:
-    """Fingerprints of the same tensors again and again: on a GPU, where they lie is looked up only once."""
+    """Fingerprints the same tensors again and again. On a GPU, their addresses are looked up only once."""
 
     def __init__(self, *, fused: bool | None = None) -> None:
-        """`fused` asks for the Triton kernel, or for none; None takes it where tensors are on a GPU."""
+        """`fused` chooses the Triton kernel or torch; None takes the kernel for tensors on a GPU."""
         self._fused = fused
         self._has_triton = has_triton()
         self._plans: dict[tuple[tuple[int, int, int], ...], SumPlan] = {}
@@ -217,8 +215,8 @@ class Fingerprinter:
         return self.start(whole(tensors))()
 
     def start(self, shards: Sequence[Shard]) -> Callable[[], dict[str, int]]:
-        """Queue what a GPU can do; calling what this returns waits for it, does the rest, and adds up the shards of
-        each tensor."""
+        """Queue the GPU's work. The returned function waits for it, does the rest, and sums each tensor's
+        shards."""
         by_width: dict[int, list[int]] = {}
         for number, shard in enumerate(shards):
             if self._takes(shard):
@@ -263,7 +261,7 @@ class Fingerprinter:
 
 
 def _each(shards: Sequence[Shard]) -> list[int]:
-    """Fingerprints of shards that no kernel takes: on the host by as many threads as torch has."""
+    """Return the fingerprints of shards that the kernel can't take, on the host with as many threads as torch."""
     num_threads = torch.get_num_threads()
     on_host = all(shard.values.device.type == "cpu" for shard in shards)
     if num_threads == 1 or not on_host or sum(shard.values.nbytes for shard in shards) < _THREADS_FROM:

@@ -1,4 +1,4 @@
-"""Copies between the same tensors again and again, in one launch that also adds up fingerprints."""
+"""Copies between the same tensors again and again, in one launch that also sums fingerprints."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,24 +12,25 @@ from penstock.sync.fingerprint import Shard, add_up, unit_bytes, unsigned
 
 @dataclass(frozen=True, slots=True)
 class FusedCopy:
-    """`run` queues the copies on the current stream, and perhaps gives what was added up meanwhile. The sums are on
-    the host when the stream has come this far, and good until the next run."""
+    """Holds a repeatable copy. `run` queues it on the current stream, and returns the sums if it computes them.
+    They are on the host when the stream has finished the copy, and valid until the next run."""
 
     names: tuple[str, ...]
-    """Of the tensor that each sum belongs to."""
+    """The tensor that each sum belongs to."""
     run: Callable[[], torch.Tensor | None]
 
     def fingerprint(self, sums: torch.Tensor) -> dict[str, int]:
-        """Of all tensors, from sums that have come."""
+        """Return the fingerprints of all tensors, from sums that have arrived."""
         return add_up(self.names, unsigned(sums))
 
 
 def make_copy(targets: Sequence[torch.Tensor], sources: Sequence[Shard]) -> FusedCopy:
-    """What copies each source over its target; both are of one size. With Triton it is one launch (one for each
-    size of elements), else torch's fused copy of a list.
+    """Prepare a copy of each source over its target of the same size. With Triton it is one launch for each
+    element size, otherwise torch's fused copy of a list.
 
-    Where no tensor changes its type, the pass that copies also adds up fingerprints. From the second run on no
-    memory is taken for this."""
+    Where no tensor changes its type, the copying pass also sums fingerprints. From the second run on it
+    allocates no memory.
+    """
     pairs = list(zip(targets, sources, strict=True))
     if not has_triton():
         values = [source.values for source in sources]
@@ -46,7 +47,7 @@ def make_copy(targets: Sequence[torch.Tensor], sources: Sequence[Shard]) -> Fuse
 
 
 def _summing_copy(pairs: Sequence[tuple[torch.Tensor, Shard]]) -> FusedCopy:
-    """`pairs` are sorted by the size of their elements."""
+    """Prepare a copy that also sums. `pairs` are sorted by the size of their elements."""
     from penstock.sync.hash_kernel import SumPlan
 
     plans = []

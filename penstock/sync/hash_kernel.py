@@ -1,8 +1,8 @@
-"""Passes over the memory of many tensors at once, as Triton kernels: copies, and fingerprints.
+"""Passes over the memory of many tensors at once with Triton kernels, for copies and fingerprints.
 
-Tensors are cut into spans of equal size; a program finds its span through a table of addresses, so a model
-of hundreds of tensors is one launch. The fingerprint is that of `penstock.sync.fingerprint`; what an element's
-place adds to it is a running sum.
+Tensors are cut into spans of equal size. A program finds its span through a table of addresses, so a model of
+hundreds of tensors is one launch. The fingerprint is that of `penstock.sync.fingerprint`; the part that
+depends on an element's index is a running sum.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from penstock.sync.fingerprint import CARRY, FACTOR, WALK, unit_bytes, walk_from
 
 BLOCK = 1024
 SPAN = 64 * BLOCK
-"""Elements that one program adds up, BLOCK at a time."""
+"""Elements that one program sums, BLOCK at a time."""
 WARPS = 4
 TILE = 8192
 """Words of 8 bytes that one program copies."""
@@ -41,7 +41,7 @@ def _pointer(address, WIDTH: tl.constexpr, ALIGNED: tl.constexpr):
     else:
         pointer = address.to(tl.pointer_type(tl.int64))
     if ALIGNED:
-        # Said of the pointer, not of the number: only then are loads 16 bytes wide.
+        # The hint must be on the pointer, not on the number: only then are loads 16 bytes wide.
         pointer = tl.multiple_of(pointer, 16)
     return pointer
 
@@ -97,7 +97,7 @@ def _copy_kernel(sources, targets, sizes, owners, starts, SIZE: tl.constexpr):
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """Which program works on which part of which tensor."""
+    """Says which program works on which part of which tensor."""
 
     sizes: torch.Tensor
     owners: torch.Tensor
@@ -107,7 +107,7 @@ class Spans:
     def of(
         cls, sizes: Sequence[int], span: int, device: torch.device, *, firsts: Sequence[int] = ()
     ) -> "Spans":
-        """`firsts` is where each tensor begins in a larger one, if it is a part of one."""
+        """Cut tensors into spans. `firsts` gives each tensor's first index if it is a part of a larger one."""
         begins = firsts or [0] * len(sizes)
         ends = [begin + size for begin, size in zip(begins, sizes, strict=True)]
         places = [
@@ -124,13 +124,13 @@ class Spans:
 
 @dataclass(frozen=True, slots=True)
 class SumPlan:
-    """Fingerprints of tensors of one element size, copied elsewhere in the same pass if need be."""
+    """Fingerprints tensors of one element size, and copies them in the same pass if there are targets."""
 
     addresses: torch.Tensor
     targets: torch.Tensor | None
     spans: Spans
     sums: torch.Tensor
-    """(tensors,): what `run` adds up."""
+    """(tensors,): the sums that `run` computes."""
     width: int
     aligned: bool
 
@@ -142,8 +142,9 @@ class SumPlan:
         *,
         firsts: Sequence[int] = (),
     ) -> "SumPlan":
-        """All contiguous; `targets`, where given, are of the same types and sizes. `firsts` are the indices of
-        first elements in larger tensors: addresses are then those that the larger ones would have."""
+        """Prepare a pass over contiguous tensors. `targets`, if given, have the same types and sizes. `firsts`
+        are the indices of first elements in larger tensors; addresses are then those that the larger tensors
+        would have."""
         device = tensors[0].device
         width = unit_bytes(tensors[0])
         begins = [
@@ -166,7 +167,7 @@ class SumPlan:
         )
 
     def run(self) -> torch.Tensor:
-        """Queue the sums of all tensors, each modulo 2⁶⁴ as a signed number; good until the next run."""
+        """Queue the sums of all tensors, each modulo 2⁶⁴ as a signed number; they are valid until the next run."""
         spans, sums = self.spans, self.sums.zero_()
         if len(spans):
             _sum_kernel[(len(spans),)](
@@ -180,7 +181,7 @@ class SumPlan:
 
 @dataclass(frozen=True, slots=True)
 class CopyPlan:
-    """Copies between pairs of tensors; what can't be copied in words of 8 bytes is left to torch."""
+    """Copies pairs of tensors; those that can't be copied in words of 8 bytes are left to torch."""
 
     sources: torch.Tensor
     targets: torch.Tensor
@@ -189,7 +190,7 @@ class CopyPlan:
 
     @classmethod
     def of(cls, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> "CopyPlan":
-        """`pairs` are (target, source)."""
+        """Prepare copies of `pairs`, which are (target, source)."""
         device = pairs[0][0].device
         alike = [pair for pair in pairs if _copies_in_words(*pair)]
         return cls(

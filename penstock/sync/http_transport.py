@@ -1,7 +1,7 @@
-"""Weights over HTTP: the trainer serves the buckets of a version, engines fetch them while they go on generating.
+"""Sends weights over HTTP: the trainer serves a version's buckets, and engines fetch them while they generate.
 
-For machines that share neither memory nor a disk. The next bucket is fetched while one is checked and unpacked. A
-connection that breaks is made anew, and the fetch goes on where it stopped.
+This is for machines that share neither memory nor a disk. The next bucket is fetched while one is checked and
+unpacked. A broken connection is reopened, and the fetch resumes where it stopped.
 """
 
 import socket
@@ -26,13 +26,13 @@ from penstock.sync.slot_publisher import HostPublisher, Publishing
 TRANSPORT = "http"
 BUCKET_BYTES = 64 << 20
 ANSWER_S = 60.0
-"""Without a byte for so long, a connection counts as broken."""
+"""A connection that sends no byte for this long counts as broken."""
 RETRY_AFTER_S = (0.1, 0.3, 1.0, 3.0)
 PIECE = 1 << 20
 
 
 class HttpPublisher(HostPublisher):
-    """The trainer's side, with a server of its own."""
+    """Implements the trainer's side, with a server of its own."""
 
     transport = TRANSPORT
     moves = True
@@ -60,14 +60,14 @@ class HttpPublisher(HostPublisher):
 
 @dataclass(slots=True)
 class Arriving:
-    """A bucket, and how many of its bytes are there."""
+    """Holds a bucket that is being fetched, and how many of its bytes have arrived."""
 
     data: torch.Tensor
     received: int = 0
 
 
 class HttpReceiver(StagingReceiver):
-    """The engine's side. A connection is kept for the buckets of one update."""
+    """Implements the engine's side. A connection is kept for the buckets of one update."""
 
     def __init__(self, device: str = "cpu", *, token: str) -> None:
         super().__init__(device)
@@ -83,7 +83,7 @@ class HttpReceiver(StagingReceiver):
     def cancel(self) -> None:
         super().cancel()
         for connection in list(self._connections.values()):
-            with suppress(OSError, AttributeError):  # it is not connected, or not any more
+            with suppress(OSError, AttributeError):  # it is not connected
                 connection.sock.shutdown(socket.SHUT_RDWR)
 
     def _fetch(self, update: WeightUpdate, number: int, cancelled: threading.Event) -> torch.Tensor:
@@ -107,7 +107,7 @@ class HttpReceiver(StagingReceiver):
         raise UpdateAbandoned(f"version {update.version}: the update was cancelled")
 
     def _receive(self, url: str, arriving: Arriving, cancelled: threading.Event, what: str) -> None:
-        """Go on until all that the trainer has is there. `HTTPException` where the connection breaks."""
+        """Read until all that the trainer has is there. Raise `HTTPException` if the connection breaks."""
         parts = urlsplit(url)
         connection = self._connections.setdefault(
             parts.netloc, HTTPConnection(parts.netloc, timeout=ANSWER_S)

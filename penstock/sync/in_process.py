@@ -1,8 +1,8 @@
-"""Weights between a publisher and receivers of one process: for tests, benches and engines beside their trainer.
+"""Passes weights between a publisher and receivers of one process: tests, benches, engines beside a trainer.
 
-Buckets lie where the published tensors do. Receivers find them in an exchange, a dictionary that both sides were
-given. The plain receiver reads them when it loads; the staging one takes a copy first, as transports do that fetch
-from far away.
+Buckets lie on the device of the published tensors. Receivers find them in an exchange, a dictionary that both
+sides were given. The plain receiver reads them when it loads; the staging one takes a copy first, as remote
+transports do.
 """
 
 import secrets
@@ -25,7 +25,7 @@ Exchange = dict[str, torch.Tensor]
 
 
 class InProcessPublisher(SlotPublisher):
-    """The trainer's side. `transport` says which receiver takes its updates."""
+    """Implements the trainer's side. `transport` names the receiver that takes its updates."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class InProcessPublisher(SlotPublisher):
 
 
 class InProcessStagedPublisher(InProcessPublisher):
-    """The same for receivers that take a copy first."""
+    """Publishes for receivers that take a copy before they load."""
 
     def __init__(
         self, tensors: Mapping[str, torch.Tensor], publishing: Publishing | None = None, *, exchange: Exchange
@@ -77,7 +77,7 @@ class InProcessStagedPublisher(InProcessPublisher):
 
 
 class InProcessReceiver(BucketReceiver):
-    """The engine's side, by reference."""
+    """Implements the engine's side by reading the published buckets in place."""
 
     def __init__(self, exchange: Exchange, device: str = "cpu") -> None:
         super().__init__(device)
@@ -90,7 +90,7 @@ class InProcessReceiver(BucketReceiver):
 
 
 class InProcessStagingReceiver(StagingReceiver):
-    """The engine's side, by a copy that is checked before it touches anything."""
+    """Implements the engine's side by a copy that is checked before any live tensor is changed."""
 
     def __init__(self, exchange: Exchange, device: str = "cpu") -> None:
         super().__init__(device)

@@ -1,4 +1,4 @@
-"""The address of a network interface: what listens for other machines listens there, and nowhere else."""
+"""Finds the address of a network interface, so that a server listens on this interface alone."""
 
 import contextlib
 import fcntl
@@ -11,14 +11,14 @@ from penstock.errors import ConfigError
 
 LOOPBACK = "127.0.0.1"
 ELSEWHERE = ("192.0.2.1", 9)
-"""An address that is nobody's."""
+"""An address that is reserved for documentation and belongs to no machine."""
 _SIOCGIFADDR = 0x8915
-"""Linux' call for the IPv4 address of an interface."""
+"""Linux's ioctl for the IPv4 address of an interface."""
 
 
 def address_of(interface: str) -> str:
-    """The IPv4 address of an interface of this machine, by its name; "" is the loopback, and an address is
-    itself."""
+    """Return the IPv4 address of an interface of this machine, by its name. "" is the loopback, and an address
+    is returned as it is."""
     if not interface:
         return LOOPBACK
     if _is_address(interface):
@@ -44,7 +44,7 @@ def address_of(interface: str) -> str:
 
 
 def name_of(interface: str) -> str:
-    """The name of the interface that `address_of` gives the address of, for what knows interfaces by name alone."""
+    """Return the name of the interface that `address_of` resolves, for software that accepts only names."""
     if interface and not _is_address(interface):
         return interface
     address = address_of(interface)
@@ -59,8 +59,8 @@ def name_of(interface: str) -> str:
 
 
 def address_for_others(host: str) -> str:
-    """The IPv4 address of this machine under which others reach what listens on `host`. For all addresses at once
-    (`0.0.0.0`) that is the one by which this machine itself goes out."""
+    """Return the IPv4 address under which other machines reach a listener on `host`. For a listener on all
+    addresses (`0.0.0.0`) that is the address of outgoing connections."""
     if host not in ("0.0.0.0", "::", "*"):
         try:
             return socket.gethostbyname(host)
@@ -69,7 +69,7 @@ def address_for_others(host: str) -> str:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         try:
             asking.connect(ELSEWHERE)  # sends nothing
-        except OSError:  # there is no way out; perhaps one to neighbours
+        except OSError:  # there is no route to the internet, but perhaps one to neighbours
             return next((address for address in _own_addresses() if not address.startswith("127.")), LOOPBACK)
         return str(asking.getsockname()[0])
 

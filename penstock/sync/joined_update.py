@@ -1,4 +1,4 @@
-"""One update from what several publishers say of it: the ranks of a trainer, each with its own slices."""
+"""Joins the updates of several publishers into one: the ranks of a trainer, each with its own slices."""
 
 from collections.abc import Sequence
 
@@ -10,8 +10,9 @@ _MASK = (1 << 64) - 1
 
 
 def join_updates(parts: Sequence[WeightUpdate]) -> WeightUpdate:
-    """The tensors and buckets of all, and fingerprints that add up. Buckets take turns, so that no publisher waits
-    until another has sent all of its own. Receivers check that together they are all of the model."""
+    """Return one update with the tensors and buckets of all parts, and the sums of their fingerprints. Buckets
+    take turns, so that no publisher waits until another has sent all of its own. Receivers check that
+    together they are the whole model."""
     first = parts[0]
     headers = {(p.policy, p.version, p.transport, p.selection, p.base, p.adapter) for p in parts}
     if len(headers) > 1:

@@ -1,13 +1,14 @@
-"""Where a sender and its receivers meet before a broadcast, and how each learns that another one has failed.
+"""Lets a sender and its receivers meet before a broadcast, and learn when one of them fails.
 
-A small key-value store (torch's TCPStore) on the trainer's machine, bound to one address. One meeting is for one
-update; its keys begin with its name:
+They use a small key-value store (torch's TCPStore) on the trainer's machine, bound to one address. One
+meeting is for one update, and its keys begin with its name:
 
-    receiver   arrives: adds one to `count`, leaves who it is under `arrival/N`, waits for `go`
+    receiver   adds one to `count`, stores who it is under `arrival/N`, waits for `go`
     sender     waits for as many arrivals as the first one announces, decides on the group, sets `go`
-    anybody    sets `stop` when it fails; everybody looks at it while waiting
+    any side   sets `stop` when it fails; all sides look at it while they wait
 
-The store knows no token: whoever reaches its port can write to it. So it listens on the named interface alone.
+The store checks no token: any process that reaches its port can write to it. So it listens on the named
+interface alone.
 """
 
 import json
@@ -24,36 +25,36 @@ import torch.distributed as dist
 from penstock.errors import PenstockError, UpdateAbandoned
 
 TIMEOUT_S = 300.0
-"""For a group that is made or a bucket that travels. Who fails tells the others, so this is for the unforeseen."""
+"""Time limit for forming a group or sending a bucket. A member that fails notifies the others much earlier."""
 LOOK_S, STOP_EVERY_S = 0.001, 0.1
-"""How often a transfer is looked at, and the store asked whether somebody has failed."""
+"""How often a transfer is checked, and how often the store is checked for a failure."""
 WAIT_S = 0.2
-"""Of one wait for a key; in between it is seen whether this side was cancelled."""
+"""Length of one wait for a key. Cancellation is checked between two waits."""
 
 
 class Arrival(msgspec.Struct, frozen=True):
-    """Who has come."""
+    """Describes a receiver that has arrived."""
 
     id: str
     epoch: int
-    """Of the group that it is in; -1: none."""
+    """The epoch of the group that it is in; -1 for none."""
     device: str
-    """The GPU that its weights are on, by an id that is unique in the world; `cpu`."""
+    """The GPU of its weights, by an id that is globally unique; or `cpu`."""
     receivers: int
-    """How many come to this meeting."""
+    """How many receivers come to this meeting."""
 
 
 class Go(msgspec.Struct, frozen=True):
-    """What the sender has decided."""
+    """Announces the group that the sender has decided on."""
 
     epoch: int
     backend: str
     ranks: dict[str, int]
-    """Of the receivers. The sender is 0."""
+    """Ranks of the receivers by their id. The sender is 0."""
 
 
 def open_store(address: str) -> tuple[Any, str]:
-    """A store that listens on this address and on no other, and `address:port`."""
+    """Open a store that listens on this address alone, and return it with its `address:port`."""
     listening = socket.create_server((address, 0), backlog=128)
     port = listening.getsockname()[1]
     store = dist.TCPStore(  # type: ignore[attr-defined]
@@ -80,7 +81,7 @@ def connect_store(place: str) -> Any:
 
 
 class Meeting:
-    """One side of one meeting. `cancelled` is set by whoever cancels this side."""
+    """Represents one side of one meeting. The caller sets `cancelled` to cancel this side."""
 
     def __init__(self, store: Any, name: str, cancelled: threading.Event) -> None:
         self._store = store
@@ -88,14 +89,14 @@ class Meeting:
         self._cancelled = cancelled
 
     def arrive(self, arrival: Arrival) -> Go:
-        """As a receiver: say who this is, and wait until the sender has decided."""
+        """Arrive as a receiver, and wait for the sender's decision."""
         number = self._store.add(self._key("count"), 1)
         self._store.set(self._key(f"arrival/{number}"), msgspec.json.encode(arrival).decode())
         self._await_key("go")
         return msgspec.json.decode(self._store.get(self._key("go")), type=Go)
 
     def gather(self) -> list[Arrival]:
-        """As the sender: wait until all receivers have come."""
+        """Wait as the sender until all receivers have arrived."""
         arrivals: list[Arrival] = []
         while not arrivals or len(arrivals) < arrivals[0].receivers:
             key = f"arrival/{len(arrivals) + 1}"
@@ -107,7 +108,7 @@ class Meeting:
         self._store.set(self._key("go"), msgspec.json.encode(decision).decode())
 
     def stop(self, reason: str) -> None:
-        """Tell the others. Whoever waits hears it at once or within `STOP_EVERY_S`."""
+        """Tell the other sides that this one has failed. Those that wait learn of it within `STOP_EVERY_S`."""
         try:
             self._store.set(self._key("stop"), json.dumps(reason))
             self._store.set(self._key("go"), msgspec.json.encode(Go(-1, "", {})).decode())
@@ -115,7 +116,7 @@ class Meeting:
             pass  # the trainer is gone, and all connections with it
 
     def until(self, done: Callable[[], bool]) -> None:
-        """Wait for a transfer, unless this side is cancelled or another one has failed."""
+        """Wait for a transfer. Raise `UpdateAbandoned` if this side is cancelled or another one has failed."""
         look_again = time.monotonic() + STOP_EVERY_S
         while not done():
             if self._cancelled.wait(LOOK_S):
@@ -133,27 +134,27 @@ class Meeting:
             raise UpdateAbandoned(f"the trainer's store is gone: {error}") from error
 
     def forget(self) -> None:
-        """Remove its keys, when nobody can be waiting for one of them any more."""
+        """Remove the meeting's keys, once no side can be waiting for them."""
         arrivals = [f"arrival/{number + 1}" for number in range(self._store.add(self._key("count"), 0))]
         for key in ("count", "go", "stop", *arrivals):
             self._store.delete_key(self._key(key))
 
     def _await_key(self, key: str) -> None:
-        """The store wakes us. Between two waits it is seen whether there is still something to wait for."""
+        """Wait for a key, checking for cancellation and failure between short waits on the store."""
         until = time.monotonic() + TIMEOUT_S
         while time.monotonic() < until:
             if self._cancelled.is_set():
                 raise UpdateAbandoned("the update was cancelled")
             try:
                 self._store.wait([self._key(key)], timedelta(seconds=WAIT_S))
-            except dist.DistStoreError:  # nothing within this time
+            except dist.DistStoreError:  # the wait timed out
                 self.raise_if_stopped()
                 continue
             except RuntimeError as error:
                 raise UpdateAbandoned(f"the trainer's store is gone: {error}") from error
             self.raise_if_stopped()
             return
-        raise PenstockError(f"nobody answered for {TIMEOUT_S:.0f} s in a broadcast of weights ({key})")
+        raise PenstockError(f"no member answered for {TIMEOUT_S:.0f} s in a broadcast of weights ({key})")
 
     def _key(self, key: str) -> str:
         return f"{self._name}/{key}"

@@ -1,8 +1,8 @@
-"""A process group of a sender and its receivers, beside whatever groups a trainer has for itself.
+"""Forms a process group of a sender and its receivers, separate from any group that a trainer has for itself.
 
-The same code over gloo, through the host's memory, and over NCCL, between GPUs. A group lives for one epoch, the
-time during which its members stay the same. After an error it is given up: a member that hangs in a transfer can't
-be woken, so what is left of it is torn down in a thread that may take its time.
+The same code runs over gloo, through the host's memory, and over NCCL, between GPUs. A group lives for one
+epoch, during which its members stay the same. After an error it is given up: a member that hangs in a
+transfer can't be woken, so the group is torn down in a thread that may take its time.
 """
 
 import os
@@ -20,14 +20,15 @@ from penstock.sync.meeting import TIMEOUT_S, Meeting, connect_store
 
 SENDER = 0
 END_S = 1.0
-"""How long the end of a group is waited for. Without a transfer that hangs, it takes a moment."""
+"""How long the end of a group is waited for. Without a hanging transfer it ends almost at once."""
 
 
 class PrivateGroup:
-    """One member of it. Every member makes the same broadcasts in the same order."""
+    """Represents one member of a group. Every member makes the same broadcasts in the same order."""
 
     def __init__(self, place: str, *, epoch: int, rank: int, size: int, backend: str, address: str) -> None:
-        """Returns when all members are there. `place` is that of the store, `address` that of this member."""
+        """Connect, and return when all members are there. `place` is the store's address, `address` this
+        member's."""
         self.epoch = epoch
         self.backend = backend
         store = dist.PrefixStore(f"epoch/{epoch}", connect_store(place))  # type: ignore[attr-defined]
@@ -38,40 +39,40 @@ class PrivateGroup:
         )
 
     def broadcast(self, data: torch.Tensor) -> "Transfer":
-        """Begin to send what the sender has, into what the others have."""
+        """Begin to copy the sender's `data` into that of the other members."""
         options = dist.BroadcastOptions()
         options.rootRank = SENDER
         options.rootTensor = 0
         return Transfer(self._group.broadcast([data], options))
 
     def close(self) -> None:
-        """A group that is idle ends at once. One in which a transfer hangs ends when that has timed out."""
+        """Close the group. An idle group ends at once; one with a hanging transfer ends when that has timed out."""
         last = [self._group]
-        self._group = None  # whoever lets go of it last waits for its end, and that must be the thread
+        self._group = None  # dropping the last reference waits for the end, so the thread must hold it
         ending = threading.Thread(target=_end, args=[last], name="end of a group", daemon=True)
         ending.start()
         ending.join(timeout=END_S)
 
 
 class Transfer:
-    """A broadcast under way."""
+    """Represents a running broadcast."""
 
     def __init__(self, work: Any) -> None:
         self._work = work
 
     def finish(self, meeting: Meeting) -> None:
-        """Wait for it. Raises when it fails, here or, as far as is known, at another member."""
+        """Wait for the broadcast. Raise if it fails here or, as far as is known, at another member."""
         meeting.until(self._work.is_completed)
         try:
             self._work.wait()
         except RuntimeError as error:
-            meeting.raise_if_stopped()  # who failed says more than who noticed
-            said = str(error).split(". This is typically")[0]  # gloo goes on with guesses
+            meeting.raise_if_stopped()  # the error of the member that failed says more than this one
+            said = str(error).split(". This is typically")[0]  # gloo appends guesses
             raise PenstockError(f"a broadcast of weights failed: {said}") from error
 
 
 def open_group(meeting: Meeting, open_it: Callable[[], PrivateGroup]) -> PrivateGroup:
-    """Make a group, which waits for all members, but not for one that has died meanwhile."""
+    """Form a group, which waits for all members but raises if one has failed meanwhile."""
     opened: list[PrivateGroup] = []
     errors: list[BaseException] = []
 
@@ -90,19 +91,19 @@ def open_group(meeting: Meeting, open_it: Callable[[], PrivateGroup]) -> Private
 
 
 def device_id(device: torch.device) -> str:
-    """By which two processes know that they compute on the same GPU."""
+    """Return an id by which two processes know that they compute on the same GPU."""
     return "cpu" if device.type == "cpu" else str(torch.cuda.get_device_properties(device).uuid)
 
 
 def choose_backend(devices: list[str]) -> str:
-    """NCCL where every member has a GPU of its own. It can't serve two members on one GPU."""
+    """Choose NCCL if every member has its own GPU, otherwise gloo: NCCL can't serve two members on one GPU."""
     if "cpu" in devices or len(set(devices)) < len(devices) or not dist.is_nccl_available():
         return "gloo"
     return "nccl"
 
 
 def _open_gloo(store: Any, rank: int, size: int, address: str) -> Any:
-    """It listens on this address and on no other."""
+    """Open a gloo group that listens on this address alone."""
     options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
     options._timeout = timedelta(seconds=TIMEOUT_S)
@@ -110,14 +111,14 @@ def _open_gloo(store: Any, rank: int, size: int, address: str) -> Any:
 
 
 def bind_nccl(interface: str, environ: MutableMapping[str, str]) -> None:
-    """Let NCCL listen on this interface and on no other. It takes that from the environment alone, and reads it as
-    a process makes its first group. With `=` it takes no other interface whose name begins so."""
+    """Let NCCL listen on this interface alone. NCCL reads it only from the environment, when a process forms its
+    first group. With `=` it takes no other interface whose name begins with this one."""
     environ["NCCL_SOCKET_IFNAME"] = f"={name_of(interface)}"
 
 
 def _open_nccl(store: Any, rank: int, size: int, address: str) -> Any:
     bind_nccl(address, os.environ)
-    # As `penstock.placement` has it, for runs in which `auto` turned out to be broadcasts.
+    # `penstock.placement` sets this too, but not for runs in which `auto` resolved to broadcasts.
     os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = timedelta(seconds=TIMEOUT_S)

@@ -1,9 +1,9 @@
-"""The trainer's publisher: the one that the `sync` section asks for, and the one of a run that trains an adapter.
+"""Opens the trainer's publisher, as the `sync` section asks for it, or that of a run that trains an adapter.
 
-A run of an adapter sends the weights below it once, then the adapter alone:
+A run with an adapter sends the weights below it once, then the adapter alone:
 
-version b      full       the base weights; when every engine has them, their buckets are freed
-version b+1 …  adapter    small, complete in itself, and on top of b
+version b      full       the base weights; when every engine has them, their buckets are freed version b+1 …
+adapter    small, complete in itself, and on top of b
 """
 
 from collections.abc import Callable, Mapping
@@ -21,7 +21,7 @@ from penstock.sync.transports import Rendezvous, make_publisher
 def open_publisher(
     section: SyncConfig, tensors: Mapping[str, torch.Tensor], at: Rendezvous, **options: Any
 ) -> WeightPublisher:
-    """`options` are fields of `Publishing`, and override the section."""
+    """Open a publisher for a section. `options` are fields of `Publishing` that override the section."""
     settings = {
         "slots": section.slots,
         "bucket_bytes": section.bucket_mb << 20,
@@ -33,19 +33,19 @@ def open_publisher(
 
 
 class AdapterPublisher:
-    """Two publishers as one, told apart by the version. Both may be of any transport."""
+    """Combines the publishers of base weights and adapter, chosen by the version. Each may use any transport."""
 
     def __init__(
         self, open_base: Callable[[], WeightPublisher], adapter: WeightPublisher, *, base_version: int
     ) -> None:
-        """`open_base` is called again for an engine that joins later: the buckets are freed in between."""
+        """`open_base` is called again for an engine that joins later, since the buckets are freed in between."""
         self._open_base = open_base
         self._base: WeightPublisher | None = open_base()
         self._adapter = adapter
         self._base_version = base_version
 
     def snapshot(self, version: int, tensors: Mapping[str, Any]) -> None:
-        """Of the base weights under their version, of the adapter under every other."""
+        """Take a snapshot of the base weights for their version, and of the adapter for every other."""
         if version == self._base_version and self._base is None:
             self._base = self._open_base()
         self._of(version).snapshot(version, tensors)

@@ -1,4 +1,4 @@
-"""Slots that snapshots go through: taken by a version, given back when every engine has read it."""
+"""Manages the slots of snapshots: a version takes one, and returns it when every engine has read it."""
 
 import threading
 
@@ -6,13 +6,13 @@ from penstock.errors import SnapshotReplaced
 
 
 class SlotRing:
-    """Hands out slots, and waits for one when all are taken; closing wakes those that wait. With `replaces`, a
-    version that no call has asked for yet gives its slot to a newer one that would have to wait."""
+    """Hands out slots, and waits when all are taken; closing wakes the waiting threads. With `replaces`, a
+    version that has not been published yet gives its slot to a newer one that would have to wait."""
 
     def __init__(self, slots: int, *, replaces: bool = False) -> None:
         self._replaces = replaces
         self._idle: set[int] = set()
-        """Versions that no call has asked for."""
+        """Versions that have not been asked for."""
         self._replaced: set[int] = set()
         self._free = list(range(slots))
         self._taken: dict[int, int] = {}
@@ -38,7 +38,7 @@ class SlotRing:
             return slot
 
     def ask_for(self, version: int) -> int:
-        """Its slot, which from here on is its own until it is released."""
+        """Return the slot of a version, which can't be replaced from now on until it is released."""
         with self._changed:
             if version in self._replaced:
                 raise SnapshotReplaced(
@@ -48,7 +48,7 @@ class SlotRing:
             return self.slot_of(version)
 
     def forget_replaced(self, version: int) -> bool:
-        """Whether it had been replaced, so that there is nothing to release."""
+        """Return whether the version had been replaced, so that there is nothing to release."""
         with self._changed:
             was_replaced = version in self._replaced
             self._replaced.discard(version)
@@ -70,7 +70,7 @@ class SlotRing:
         return max(self._idle, default=None) if self._replaces else None
 
     def close(self) -> bool:
-        """Whether this call closed it."""
+        """Close the ring, and return whether this call closed it."""
         with self._changed:
             was_open, self._closed = not self._closed, True
             self._changed.notify_all()

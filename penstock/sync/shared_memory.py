@@ -1,7 +1,7 @@
-"""Weights through shared memory: the trainer copies a snapshot in, engines copy it out between two forwards.
+"""Sends weights through shared memory: the trainer copies a snapshot in, engines copy it out.
 
 A bucket is a file that both sides map, in a folder that lives in memory where the system has one
-(`/dev/shm`); so nothing has to be registered, inherited or unlinked twice.
+(`/dev/shm`). So nothing has to be registered, inherited or unlinked twice.
 """
 
 import errno
@@ -23,7 +23,7 @@ BUCKET_BYTES = 256 << 20
 
 
 class SharedMemoryPublisher(HostPublisher):
-    """The trainer's side."""
+    """Implements the trainer's side: buckets are mapped files."""
 
     transport = TRANSPORT
 
@@ -31,7 +31,7 @@ class SharedMemoryPublisher(HostPublisher):
         self, tensors: Mapping[str, torch.Tensor], publishing: Publishing | None = None, *, folder: Path
     ) -> None:
         publishing = publishing or Publishing()
-        # Others may publish in the same folder: the ranks of a trainer, or one that took this one's place.
+        # Others may publish in the same folder: other ranks of the trainer, or one that replaces this one.
         self._stem = f"{publishing.policy}-{secrets.token_hex(4)}"
         self._folder = folder
         super().__init__(tensors, publishing, bucket_bytes=BUCKET_BYTES)
@@ -41,7 +41,8 @@ class SharedMemoryPublisher(HostPublisher):
         return _map(self._path(slot, number), size)
 
     def _reserve(self, path: Path, size: int) -> None:
-        """A mapped file takes its memory when it is first written, and a process that finds none is killed then."""
+        """Allocate the file's memory now. Otherwise the first write takes it, and kills a process that finds
+        none."""
         try:
             file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
             try:
@@ -85,7 +86,7 @@ class SharedMemoryPublisher(HostPublisher):
 
 
 class SharedMemoryReceiver(BucketReceiver):
-    """The engine's side. The slots' buckets are mapped once and stay mapped: later updates are copies alone."""
+    """Implements the engine's side. Buckets are mapped once and stay mapped, so later updates only copy."""
 
     def __init__(self, device: str = "cpu") -> None:
         super().__init__(device)
@@ -106,13 +107,13 @@ class SharedMemoryReceiver(BucketReceiver):
         return self._mapped[name]
 
     def _forget_removed(self) -> None:
-        """A file that its publisher has removed lives in memory until nobody maps it."""
+        """Unmap files that their publisher has removed, which keep their memory until then."""
         for name in [name for name in self._mapped if not Path(name.partition(":")[2]).is_file()]:
             del self._mapped[name]
 
 
 def _map(path: Path, size: int) -> torch.Tensor:
-    """`size` bytes of a file, shared with every other process that maps it; made if it is not there."""
+    """Map `size` bytes of a file, shared with every process that maps it. A missing file is made."""
     if size == 0:
         return torch.empty(0, dtype=torch.uint8)
     return torch.from_file(str(path), shared=True, size=size, dtype=torch.uint8)

@@ -1,7 +1,8 @@
-"""The trainer's side that transports share: snapshots wait in slots until every engine has read them.
+"""Implements the trainer's side that transports share: snapshots wait in slots until every engine has read them.
 
-A slot is a set of buckets, laid out alike. `snapshot` takes one and `release` gives it back, so the trainer goes on
-as soon as its copy is made (or queued), and waits only when engines are `slots` versions behind.
+A slot is a set of buckets, all with the same layout. `snapshot` takes a slot and `release` returns it. So the
+trainer continues as soon as its copy is made (or queued), and waits only when engines are `slots` versions
+behind.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,12 +28,12 @@ from penstock.sync.staged_bucket import checksum
 
 
 class Bases:
-    """Which version an update builds on, and whose snapshot must be kept for that. An adapter builds on the
-    weights below it, for good. A delta builds on the last version that every engine has acknowledged, whose
-    snapshot is therefore kept; one in `anchor_every` builds on nothing, and so does the first."""
+    """Decides which version an update builds on, and which snapshots must be kept for that. An adapter always
+    builds on the weights below it. A delta builds on the last version that every engine has acknowledged,
+    whose snapshot is therefore kept; the first version and one in `anchor_every` build on none."""
 
     def __init__(self, selection: UpdateSelection, first: int | None, anchor_every: int) -> None:
-        """`first` is what engines have before the first update."""
+        """`first` is the version that engines have before the first update."""
         self._selection = selection
         self._base = first
         self._anchor_every = anchor_every
@@ -41,7 +42,7 @@ class Bases:
         """Versions that were last described as deltas."""
 
     def of(self, version: int, *, full: bool) -> int | None:
-        """The version that this one builds on; None for a full update."""
+        """Return the version that this one builds on; None for a full update."""
         if self._selection != "delta":
             return self._base
         self._deltas.discard(version)
@@ -52,7 +53,7 @@ class Bases:
         return self._base
 
     def released(self, version: int, *, delivered: bool) -> list[int]:
-        """Versions whose snapshots are not needed any more."""
+        """Return the versions whose snapshots are not needed any more."""
         if self._selection != "delta":
             if delivered and self._base is not None and self._selection != "adapter":
                 self._base = version
@@ -70,40 +71,41 @@ class Bases:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Publishing:
-    """What a publisher sends, and in which form."""
+    """Configures what a publisher sends, and in which form."""
 
     policy: str = DEFAULT_POLICY
     slots: int = 2
     dtypes: Mapping[str, torch.dtype] = field(default_factory=dict)
-    """What tensors are cast to on their way, by name; the others keep their dtype."""
+    """The dtype that tensors are sent in, by name; the others keep theirs."""
     bucket_bytes: int = 0
-    """0: what suits the transport."""
+    """0 takes what suits the transport."""
     slices: Mapping[str, Slice] = field(default_factory=dict)
-    """Of the tensors that are parts of larger ones."""
+    """The tensors that are parts of larger ones."""
     selection: UpdateSelection = "full"
     base: int | None = None
-    """Where updates hold only some of the model's tensors: the version that engines have before the first of them.
-    Of an adapter it stays; of others it is from then on the version that was released last. Deltas need none."""
+    """The version that engines have before the first update, where updates hold only some of the model's
+    tensors. An adapter keeps it; for others the base is then the version that was released last. Deltas need
+    none."""
     anchor_every: int = 20
-    """Of selection `delta`: one in so many versions is sent in full."""
+    """For selection `delta`: one in this many versions is sent in full."""
     adapter: AdapterSpec | None = None
-    """Of selection `adapter`: how its matrices act."""
+    """For selection `adapter`: how its matrices act."""
     replaces: bool = False
-    """Where all slots are taken, a snapshot takes the place of one that nobody has described yet. `describe` then
-    raises `SnapshotReplaced` for that one. Otherwise it waits."""
+    """If all slots are taken, a snapshot replaces one that has not been described yet, for which `describe` then
+    raises `SnapshotReplaced`. Otherwise it waits."""
 
     @property
     def num_slots(self) -> int:
-        """With the one that holds what deltas are taken against."""
+        """Return the number of slots, with the one that holds the base of deltas."""
         return self.slots + (self.selection == "delta")
 
 
 class SlotPublisher:
-    """Takes snapshots, describes them and gives slots back. Transports say what a bucket is and how to fill it."""
+    """Takes snapshots, describes them and returns slots. A transport defines a bucket and how it is filled."""
 
     transport: str
     moves = False
-    """Whether the bytes of each bucket are offered anew for each version; otherwise engines can read slots."""
+    """Whether the bytes of each bucket are offered anew for each version. Otherwise engines read the slots."""
     sends = False
 
     def __init__(
@@ -112,7 +114,7 @@ class SlotPublisher:
         self._publishing = publishing
         self._bases = Bases(publishing.selection, publishing.base, publishing.anchor_every)
         self._offers: dict[int, list[str]] = {}
-        """What was laid out for engines besides slots, by version."""
+        """Names of what was offered besides slots, by version."""
         as_sent = {
             name: torch.empty(tensor.shape, dtype=publishing.dtypes.get(name, tensor.dtype), device="meta")
             for name, tensor in tensors.items()
@@ -134,7 +136,7 @@ class SlotPublisher:
         self._fingerprints = Fingerprinter()
 
     def snapshot(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Copy the tensors into a free slot, waiting for one if need be."""
+        """Copy the tensors into a free slot, waiting for one if necessary."""
         slot = self._ring.take(version)
         try:
             with torch.no_grad():
@@ -144,8 +146,9 @@ class SlotPublisher:
             raise
 
     def describe(self, version: int, *, full: bool = False) -> WeightUpdate:
-        """The update that engines are sent, with the fingerprint of the snapshot. What an earlier call laid out
-        goes: its transfer has failed, and an engine that still reads it fails too and takes this one."""
+        """Return the update to send to engines, with the fingerprint of the snapshot. Offers of an earlier call
+        are withdrawn: that transfer has failed, and an engine that still reads it fails too and takes this
+        update."""
         slot = self._ring.ask_for(version)
         self._take_back(version)
         base = self._bases.of(version, full=full)
@@ -171,7 +174,7 @@ class SlotPublisher:
         )
 
     def send(self, version: int) -> None:
-        """Engines read by themselves."""
+        """Do nothing, since engines read by themselves."""
 
     def cancel(self) -> None:
         pass
@@ -185,7 +188,7 @@ class SlotPublisher:
             self._ring.release(done)
 
     def close(self) -> None:
-        """Wake who waits for a slot, and give the buckets back. Idempotent."""
+        """Wake threads that wait for a slot, and free the buckets. Idempotent."""
         if self._ring.close():
             for version in list(self._offers):
                 self._take_back(version)
@@ -197,15 +200,15 @@ class SlotPublisher:
         raise NotImplementedError
 
     def _names(self, slot: int) -> tuple[str, ...]:
-        """By which receivers find the slot's buckets. A name stands for one layout, for good."""
+        """Return the names by which receivers find the slot's buckets. A name never changes its layout."""
         raise NotImplementedError
 
     def _offer(self, number: int, payload: Payload, data: torch.Tensor) -> str:
-        """Lay out what travels for a bucket, and say by which name receivers find it."""
+        """Make a bucket's data available, and return the name by which receivers find it."""
         raise NotImplementedError
 
     def _withdraw(self, name: str) -> None:
-        """No engine will read it any more."""
+        """Remove an offer that no engine will read any more."""
         raise NotImplementedError
 
     def _take_back(self, version: int) -> None:
@@ -213,7 +216,7 @@ class SlotPublisher:
             self._withdraw(name)
 
     def _pack(self, version: int, slot: int, base: int | None) -> tuple[tuple[str, ...], tuple[Payload, ...]]:
-        """Names and payloads of the buckets of a slot. The next one is packed while one is offered."""
+        """Return the names and payloads of a slot's buckets. The next bucket is packed while one is offered."""
         before = None if base is None else self._buckets[self._ring.slot_of(base)]
 
         def pack(number: int) -> tuple[int, Payload, torch.Tensor]:
@@ -225,7 +228,7 @@ class SlotPublisher:
                     encoding, packed = encode(bucket, before[number], width=width)
                 data = bucket if packed is None else torch.from_numpy(packed.copy())
                 is_read_in_place = packed is None and not self.moves
-                # Fingerprints show damage to a whole update, and not to some buckets of a delta.
+                # Fingerprints detect damage only if all buckets are sent in full, so not in a delta.
                 is_shown_by_fingerprints = data.is_cuda and before is None
                 checked = None if is_read_in_place or is_shown_by_fingerprints else checksum(data)
             return number, Payload(encoding=encoding, num_bytes=data.numel(), checksum=checked), data
@@ -248,10 +251,10 @@ class SlotPublisher:
         return self._fingerprints.start(self._shards(self._views[slot]))()
 
     def _free(self) -> None:
-        """Once, when this is closed."""
+        """Free what the transport holds. Called once, on `close`."""
 
     def _parts(self, tensors: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
-        """What goes where `_specs` say."""
+        """Return the parts of the tensors in the order of `_specs`."""
         return [part(tensors[spec.name], spec, self._origin(spec)) for spec in self._specs]
 
     def _origin(self, spec: TensorSpec) -> tuple[int, ...]:
@@ -259,7 +262,6 @@ class SlotPublisher:
         return () if mine is None else mine.start
 
     def _shards(self, values: Sequence[torch.Tensor]) -> list[Shard]:
-        """Values in the order of `_specs`, each with its place."""
         return [
             Shard(spec.name, each, spec.shape, spec.start)
             for spec, each in zip(self._specs, values, strict=True)
@@ -267,8 +269,8 @@ class SlotPublisher:
 
 
 class HostPublisher(SlotPublisher):
-    """Snapshots lie in the host's memory. Weights of a GPU are hashed there, as part of the snapshot: on the
-    host that takes seconds."""
+    """Keeps snapshots in the host's memory. Weights on a GPU are hashed there as part of the snapshot, because
+    hashing on the host takes seconds."""
 
     def __init__(
         self, tensors: Mapping[str, torch.Tensor], publishing: Publishing, *, bucket_bytes: int
@@ -281,7 +283,7 @@ class HostPublisher(SlotPublisher):
         return torch.zeros(size, dtype=torch.uint8, pin_memory=self._on_gpu)
 
     def _names(self, slot: int) -> tuple[str, ...]:
-        """No engine sees a slot: what it is to read is offered."""
+        """Return no names, since engines read only what is offered."""
         return ()
 
     def _fill(self, slot: int, tensors: Mapping[str, torch.Tensor]) -> None:

@@ -1,4 +1,4 @@
-"""Buckets as an engine holds them between staging and loading: values to copy, or changes to make."""
+"""Represents buckets as an engine holds them between staging and loading: values to copy, or changes to apply."""
 
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -16,12 +16,12 @@ Copy = Callable[[str, torch.Tensor, torch.Tensor], None]
 """Copies published values of the tensor of this name over live ones."""
 
 _SIGNED = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""Kinds of integers that torch can XOR on every device."""
+"""Integer types that torch can XOR on every device."""
 
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """A bucket as it was published."""
+    """Holds a bucket as it was published."""
 
     specs: Sequence[TensorSpec]
     bucket: torch.Tensor
@@ -33,7 +33,7 @@ class Values:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What changes in the values that a spec names. `places` None: the first `len(bits)` units, all of them."""
+    """Holds the changes of the values that a spec names. With `places` None, `bits` covers all units."""
 
     spec: TensorSpec
     places: torch.Tensor | None
@@ -42,7 +42,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What differs from the base, which is what the engine serves."""
+    """Holds the differences from the base, which is the version that the engine serves."""
 
     pieces: Sequence[Piece]
 
@@ -76,7 +76,7 @@ def checksum(data: torch.Tensor) -> int:
 def open_payload(
     payload: Payload, data: torch.Tensor, specs: Sequence[TensorSpec], device: torch.device
 ) -> StagedBucket:
-    """What loads the bytes that came for a bucket with these specs, ready on the engine's device."""
+    """Unpack the bytes of a bucket with these specs, ready to be loaded on the engine's device."""
     if payload.encoding == "dense":
         return Values(specs, data.to(device))
     change = decode(
@@ -86,7 +86,7 @@ def open_payload(
 
 
 def _piece(spec: TensorSpec, change: Change, device: torch.device) -> Piece | None:
-    """The part of a bucket's change that falls on one spec; None where nothing does."""
+    """Return the part of a bucket's change that falls on one spec; None where nothing changes."""
     width = change.bits.dtype.itemsize
     first, end = spec.offset // width, (spec.offset + spec.num_bytes) // width
     places = None
@@ -95,7 +95,7 @@ def _piece(spec: TensorSpec, change: Change, device: torch.device) -> Piece | No
     else:
         start, stop = np.searchsorted(change.places, [first, end])
         where, bits = change.places[start:stop] - first, change.bits[start:stop]
-        # Beyond a fifth or so of the values, all of a tensor takes less memory than the places that changed.
+        # If more than about a fifth of the values changed, the XORs of all take less memory than the positions.
         if len(where) * (where.itemsize + width) > spec.num_bytes:
             every = np.zeros(end - first, dtype=bits.dtype)
             every[where] = bits
@@ -108,7 +108,6 @@ def _piece(spec: TensorSpec, change: Change, device: torch.device) -> Piece | No
 
 
 def _flip(values: torch.Tensor, piece: Piece) -> None:
-    """XOR values in place."""
     units = values.detach().view(-1).view(_SIGNED[piece.bits.element_size()])
     if piece.places is None:
         units.bitwise_xor_(piece.bits)

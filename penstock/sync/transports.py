@@ -1,6 +1,6 @@
-"""Transports by name or path: the trainer's side is chosen in the config, the engine's by what an update says.
+"""Finds transports by name or path: the config names the trainer's side, and each update names the engine's.
 
-This imports without torch: the controller checks names and counts memory with it.
+This imports without torch, since the controller uses it to check names and count memory.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,52 +20,56 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Rendezvous:
-    """Where a publisher and its receivers meet."""
+    """Says where a publisher and its receivers meet."""
 
     folder: Path | None = None
     """For buckets that are files."""
     exchange: dict[str, Any] = field(default_factory=dict)
-    """For buckets of this process."""
+    """For buckets inside this process."""
     device: str = "cpu"
-    """Where a receiver's engine has its weights."""
+    """The device of the receiving engine's weights."""
     interface: str = ""
-    """The network interface that they meet on, by its name; "" is the loopback."""
+    """Name of the network interface that they meet on; "" is the loopback."""
     token: str = ""
-    """What a receiver must know to be served."""
+    """The token that a receiver must show."""
 
 
 class NamedPublisher(WeightPublisher, Protocol):
-    """A publisher whose updates carry the name or path that engines find the receiver by."""
+    """Names, in each update, the transport by which engines find the receiver."""
 
     transport: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transport:
-    """One way for weights to travel: what it needs, what it holds, and where its two sides are."""
+    """Describes a transport: what it needs, what memory it takes, and where its two sides are."""
 
     needs: str
     publisher: str | Callable[..., NamedPublisher]
-    """A class, or its `module:name` where importing it takes long. It is made of tensors, their `Publishing`, and
-    what it `takes`."""
+    """A class, or its `module:name` where importing it takes long. It is called with the tensors, their
+    `Publishing`, and the fields in `publisher_takes`."""
     receiver: str | Callable[..., WeightReceiver]
-    """The same for the engine's side. It is made of a device, and what it `takes`."""
+    """A class, or its `module:name`, for the engine's side. It is called with a device and the fields in
+    `receiver_takes`."""
     publisher_takes: tuple[str, ...] = ()
-    """Which fields of a `Rendezvous` it gets, as keyword arguments."""
+    """The fields of `Rendezvous` that are passed as keyword arguments."""
     receiver_takes: tuple[str, ...] = ()
     between_processes: bool = True
     between_machines: bool = False
     on_one_gpu: bool = False
     """Whether both sides must be on the same GPU."""
+    uses_nccl: bool = False
+    """Whether it goes over NCCL between GPUs."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """What processes of both sides must find in theirs when they start."""
+    """Environment variables that processes of both sides must have when they start."""
     snapshots_on_gpu: bool = False
     """Whether the trainer's slots take memory of its GPU."""
     staged_copies: int = 0
     """Copies of the weights that an engine's device holds while it stages an update."""
 
     def staged_bytes(self, model_bytes: int, selection: str = "full") -> int:
-        """At most; a delta is unpacked by every transport, to at most a copy."""
+        """Return the most bytes that an engine holds while staging. Any transport unpacks a delta, into at most
+        a copy."""
         return max(self.staged_copies, int(selection == "delta")) * model_bytes
 
     def publish(self, tensors: Mapping[str, Any], publishing: "Publishing", at: Rendezvous) -> NamedPublisher:
@@ -112,7 +116,8 @@ TRANSPORTS: dict[str, Transport] = {
         receiver="penstock.sync.collective:CollectiveReceiver",
         receiver_takes=("interface",),
         between_machines=True,
-        # NCCL would end every process of a group in which one fails; here the others are told, and go on.
+        uses_nccl=True,
+        # NCCL would end every process of a group in which one fails; here the others are notified and continue.
         environment={"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"},
         snapshots_on_gpu=True,
         staged_copies=1,
@@ -157,7 +162,7 @@ TRANSPORTS: dict[str, Transport] = {
 
 
 def transport_of(name: str) -> Transport:
-    """The transport of this name, or the user's that a path leads to."""
+    """Return the built-in transport of this name, or the user's by path."""
     if is_function_path(name):
         own = load_object(name, what="transport")
         if not isinstance(own, Transport):
@@ -173,8 +178,8 @@ def transport_of(name: str) -> Transport:
 def choose_transport(
     *, share_a_gpu: bool, are_apart: bool, folder: str = "", interface: str = ""
 ) -> tuple[str, str]:
-    """What `auto` means: the fastest transport that works, and why. Where sides are apart, on several machines,
-    what the config names says who reaches whom."""
+    """Return what `auto` means, the fastest transport that works, and the reason. If the sides are on several
+    machines (`are_apart`), the settings decide which transport can reach the engines."""
     if are_apart and folder:
         return "filesystem", "several machines that see sync.folder"
     if are_apart and interface:
@@ -185,8 +190,8 @@ def choose_transport(
 
 
 def check_for_run(name: str) -> None:
-    """Whether a run, whose trainer and engines are processes of their own, can use this transport. One by path is
-    loaded when it is needed."""
+    """Raise `ConfigError` if a run, whose trainer and engines are separate processes, can't use this transport.
+    A transport by path is loaded when it is needed."""
     usable = [each for each, transport in TRANSPORTS.items() if transport.between_processes]
     if name not in usable and not is_function_path(name):
         why = f", which needs {TRANSPORTS[name].needs}" if name in TRANSPORTS else ""
@@ -205,14 +210,14 @@ def make_publisher(
 
 
 class AnyReceiver:
-    """`interfaces.WeightReceiver` for whatever transport an update comes by."""
+    """Implements `WeightReceiver` for all transports, choosing one by the update."""
 
     def __init__(self, at: Rendezvous | None = None) -> None:
         self._at = at or Rendezvous()
         self._receivers: dict[str, WeightReceiver] = {}
 
     def join(self, *, interface: str, token: str) -> None:
-        """From now on updates come from this trainer: a server starts before anybody trains its model. What was
+        """Take updates from this trainer from now on; a server starts before its model has a trainer. What was
         staged before must have been dropped."""
         self.close()
         self._at = replace(self._at, interface=interface, token=token)

@@ -1,1 +1,1 @@
-"""Tasks: where prompts come from, and the endless stream that a run takes them from."""
+"""Loads tasks, and gives a run an endless stream of them."""

@@ -1,10 +1,10 @@
-"""Which tasks may come now, as a function of the user's says: `tasks.curriculum`.
+"""Decides which tasks may be used now, with the user's function `tasks.curriculum`.
 
     def harder_when_ready(task, rewards):
         return task.columns["kind"] != "hard" or rewards.get("easy", 0) > 0.7
 
-`rewards` has the mean reward of each kind of task over its newest answers that were trained. A kind is the name
-of a reasoning_gym dataset, or what a task's column `kind` says.
+`rewards` has the mean reward of each kind of task over its newest trained answers. A kind is the name of a
+reasoning_gym dataset, or the value of a task's column `kind`.
 """
 
 from collections import deque
@@ -17,12 +17,13 @@ from penstock.scoring.gym_verifier import COLUMN
 from penstock.usercode import load_function
 
 NEWEST = 256
-"""Answers of a kind that its mean is over."""
+"""How many answers of a kind its mean is taken over."""
 Admits = Callable[[Task, Mapping[str, float]], bool]
 
 
 class Curriculum:
-    """Asked before a task is taken. As a reader of the run's events it learns the rewards of trained answers."""
+    """Decides about each task before it is taken. As a reader of the run's events it learns the rewards of
+    trained answers."""
 
     def __init__(self, admits: Admits, tasks: Sequence[Task]) -> None:
         self._admits = admits
@@ -42,7 +43,7 @@ class Curriculum:
         pass
 
     def rewards(self) -> dict[str, tuple[float, ...]]:
-        """The newest of each kind, for a run that goes on."""
+        """Return the newest rewards of each kind, for a resumed run."""
         return {kind: tuple(rewards) for kind, rewards in self._rewards.items()}
 
     def restore(self, rewards: Mapping[str, Sequence[float]]) -> None:

@@ -1,4 +1,4 @@
-"""An endless stream of tasks, epoch after epoch, in an order that the seed alone decides."""
+"""Gives an endless stream of tasks, epoch after epoch, in an order that depends only on the seed."""
 
 import random
 import zlib
@@ -13,20 +13,21 @@ from penstock.tasks.curriculum import Curriculum
 
 
 class StreamState(Record, frozen=True, kw_only=True):
-    """Where a stream stands: plain data, enough to continue it in another process."""
+    """Holds a stream's position as plain data, enough to continue it in another process."""
 
     epoch: int
     position: int
     returned: tuple[str, ...]
-    """Ids of tasks that were put back and not yet taken again."""
+    """Ids of tasks that were put back and not taken again yet."""
     checksum: int
-    """Of the task ids: a state belongs to one set of tasks."""
+    """Checksum of the task ids, since a state belongs to one set of tasks."""
     rewards: dict[str, tuple[float, ...]] = msgspec.field(default_factory=dict)
-    """What the curriculum has seen, by kind of task."""
+    """The rewards that the curriculum has seen, by kind of task."""
 
 
 class TaskStream:
-    """`next()` never ends. A task that was put back (its group was dropped) comes again first."""
+    """Gives tasks without end by `next()`. Tasks that were put back, because their group was dropped, come
+    first."""
 
     def __init__(
         self,
@@ -36,7 +37,8 @@ class TaskStream:
         shuffle: bool = True,
         curriculum: Curriculum | None = None,
     ) -> None:
-        """`curriculum` passes over tasks that may not come yet; they count as taken until the next epoch."""
+        """Start the first epoch. `curriculum` skips tasks that may not be used yet; they count as taken until
+        the next epoch."""
         if not tasks:
             raise TaskError("there must be at least one task, got none")
         self._tasks = tuple(tasks)
@@ -50,19 +52,19 @@ class TaskStream:
 
     @property
     def epoch(self) -> int:
-        """How many times the whole set has been taken."""
+        """Return how many times the whole set has been taken."""
         return self._epoch
 
     @property
     def num_taken(self) -> int:
-        """New tasks taken so far; one that was put back and taken again counts once."""
+        """Return how many new tasks were taken; a task that was put back and taken again counts once."""
         return self._epoch * len(self._tasks) + self._position
 
     def task(self, task_id: str) -> Task:
         return self._by_id[task_id]
 
     def move_to(self, num_taken: int, returned: Sequence[str]) -> None:
-        """Go on as a stream of which this many new tasks were taken and these put back."""
+        """Continue as a stream from which this many new tasks were taken, and to which these were put back."""
         epoch, position = divmod(num_taken, len(self._tasks))
         self._start_epoch(epoch, position)
         self._returned = deque(self._by_id[task_id] for task_id in returned)
@@ -71,7 +73,7 @@ class TaskStream:
         if self._returned:
             return self._returned.popleft()
         task = self._draw()
-        for _ in range(len(self._tasks) - 1):  # after a whole round there is no other
+        for _ in range(len(self._tasks) - 1):  # after a whole pass no other task is left to try
             if self.curriculum is None or self.curriculum.admits(task):
                 break
             task = self._draw()
@@ -85,7 +87,7 @@ class TaskStream:
         return task
 
     def put_back(self, task: Task) -> None:
-        """Let `task` be taken again, before any new one, after those put back earlier."""
+        """Let `task` be taken again: before any new task, and after those put back earlier."""
         if task.id not in self._by_id:
             raise ValueError(f"task {task.id!r} is not of this stream")
         self._returned.append(task)
@@ -100,7 +102,7 @@ class TaskStream:
         )
 
     def restore(self, state: StreamState) -> None:
-        """Continue where `state` was taken. Refused when the tasks are not the same."""
+        """Continue from `state`, or refuse when the tasks are not the same."""
         if state.checksum != self._checksum:
             raise TaskError(
                 "the saved place in the tasks belongs to other tasks than the config gives now; "
@@ -116,5 +118,5 @@ class TaskStream:
         self._position = position
         self._order = list(range(len(self._tasks)))
         if self._shuffle:
-            # Seeding with text goes through SHA-512: the same order in every process and on every platform.
+            # A text seed is hashed with SHA-512, so the order is the same in every process and on every platform.
             random.Random(f"{self._seed}/{epoch}").shuffle(self._order)

@@ -1,4 +1,4 @@
-"""From the rows of any source (plain mappings) to tasks, with the checks that all sources share."""
+"""Makes tasks from the rows of any source (plain mappings), with the checks that all sources share."""
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
@@ -16,19 +16,20 @@ from penstock.tasks.config import TasksConfig
 from penstock.usercode import is_command, is_function_path
 
 WORKFLOW = "workflow"
-"""The column by which a task names its own workflow."""
+"""The column with which a task names its own workflow."""
 TELL_EVERY_S = 5.0
 MOST_ROWS = 1_000_000
-"""That a function may give where no `tasks.limit` is set: one that never ends would fill the memory."""
+"""The most rows of a function without `tasks.limit`: an endless one would fill the memory."""
 Row = Mapping[str, Any] | Task
 
 
 def tasks_from_rows(
     rows: Iterable[Row], config: TasksConfig | None = None, *, source: str = "tasks"
 ) -> list[Task]:
-    """The first `config.limit` rows as tasks: at least one, with unique ids. A `Task` is taken as it is.
+    """Make tasks of the first `config.limit` rows: at least one, with unique ids. A `Task` is used as it is.
 
-    A row's id is its own `id` column, or else the source's name and the row's number."""
+    A row's id is its own `id` column, or else the source's name and the row's number.
+    """
     config = config or TasksConfig(source=source)
     tasks: dict[str, Task] = {}
     for index, row in enumerate(islice(rows, config.limit or None)):
@@ -44,8 +45,8 @@ def tasks_from_rows(
 
 
 def take_rows(rows: Iterable[Row], source: str, limit: int, say: Callable[[str], None]) -> list[Row]:
-    """The first `limit` rows that a function of a user gives, or all. One that never ends is refused, and `say` is
-    told how far it is while it takes long, also while it gives nothing."""
+    """Take the first `limit` rows of a user's function, or all. An endless one is refused. `say` reports
+    progress while this takes long, even when no row arrives."""
     taken: list[Row] = []
     has_end = limit > 0 or isinstance(rows, Sized)
     is_done = threading.Event()
@@ -71,7 +72,7 @@ def take_rows(rows: Iterable[Row], source: str, limit: int, say: Callable[[str],
 
 
 def plain(value: Any) -> Any:
-    """The value with arrays as lists and numpy scalars as Python's own, so that it can travel as data."""
+    """Convert arrays to lists and numpy scalars to Python's own, so that the value can travel as data."""
     if isinstance(value, Mapping):
         return {plain(key): plain(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -104,7 +105,7 @@ def _task(row: Any, index: int, config: TasksConfig) -> Task:
 
 
 def _workflow(row: Mapping[str, Any], where: str, config: TasksConfig) -> str | None:
-    """What the row's column `workflow` names, unless `tasks.columns` leaves that out."""
+    """Return the workflow that the row's column `workflow` names, unless `tasks.columns` leaves that column out."""
     path = row.get(WORKFLOW)
     if path is None or (config.columns is not None and WORKFLOW not in config.columns):
         return None
@@ -117,7 +118,7 @@ def _workflow(row: Mapping[str, Any], where: str, config: TasksConfig) -> str | 
 
 
 def _columns(row: Mapping[str, Any], where: str, config: TasksConfig) -> dict[str, Any]:
-    """The columns that reach the reward, as plain data: they travel to another process."""
+    """Return the columns for the reward and the workflow, as plain data that can travel to another process."""
     names = [name for name in row if name not in (config.prompt, "id", WORKFLOW)]
     if config.columns is not None:
         missing = [name for name in config.columns if name not in row]
@@ -175,7 +176,7 @@ def _is_message(value: Any) -> bool:
 def resolve_chat(
     tasks: Sequence[Task], config: TasksConfig, *, has_template: bool
 ) -> tuple[list[Task], TasksConfig]:
-    """The tasks as the model expects them, and the section with `auto` replaced by what was decided."""
+    """Return the tasks in the form that the model expects, and the section with `auto` replaced by the decision."""
     if config.as_chat != "auto":
         return list(tasks), config
     if not has_template and config.system is not None and any(not task.is_chat for task in tasks):

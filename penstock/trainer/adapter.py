@@ -1,8 +1,9 @@
-"""The adapter that is trained: peft's LoRA layers inside the model's own, while the model keeps its class.
+"""Trains an adapter: peft's LoRA layers are put inside the model's own, and the model keeps its class.
 
     model.layers.0.self_attn.q_proj    a LoRA layer: base_layer (frozen), lora_A, lora_B, for DoRA a magnitude
 
-What runs the model (packing, checkpointing, compilation, the head) need not know of it.
+The code that runs the model (packing, checkpointing, compilation, the head) need not know that it has an
+adapter.
 """
 
 from collections.abc import Iterator, Mapping
@@ -25,15 +26,15 @@ if TYPE_CHECKING:
     from peft import PeftModel
 
 NAME = "default"
-"""peft's name for an adapter that nobody named."""
+"""peft's default adapter name."""
 BASE, OWN = ".base_layer.", ".lora_"
 
 
 class TrainedAdapter:
-    """Puts the adapter into a model, in place, and says which tensors are whose."""
+    """Puts the adapter into a model, in place, and tells the adapter's tensors from the base model's."""
 
     def __init__(self, model: nn.Module, lora: LoraConfig, *, base: str, folder: Path | None = None) -> None:
-        """`base` is what the saved adapter says it was trained on; `folder` has the adapter to go on from."""
+        """`base` is the model name to record in the saved adapter; `folder` holds an adapter to continue from."""
         self.lora = lora
         self._model = model
         self._peft = _inject(model, lora, base)
@@ -48,11 +49,11 @@ class TrainedAdapter:
         return self.lora.spec
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """The live tensors, by the names under which they are sent and saved."""
+        """Return the live tensors by the names under which they are sent and saved."""
         return adapter_tensors(self._model)
 
     def base_tensors(self) -> dict[str, torch.Tensor]:
-        """The weights below the adapter, named as in a model without one."""
+        """Return the frozen base weights, named as in a model without an adapter."""
         return {
             name.replace(BASE, "."): tensor.detach()
             for name, tensor in published_tensors(self._model).items()
@@ -61,19 +62,19 @@ class TrainedAdapter:
 
     @contextmanager
     def off(self) -> Iterator[None]:
-        """In this block the model is what it was before it was trained."""
+        """Disable the adapter in this block, so that the model is what it was before training."""
         with self._peft.disable_adapter():
             yield
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """The live tensors by peft's names, for `save`."""
+        """Return the live tensors by peft's names, for `save`."""
         return {name: tensor for name, tensor in self._peft.state_dict().items() if OWN in name}
 
     def save(self, folder: Path, tensors: Mapping[str, torch.Tensor] | None = None) -> None:
-        """Write it in peft's format; `tensors` are those of `state_dict`, or copies of them."""
+        """Write the adapter in peft's format. `tensors` are those of `state_dict`, or copies of them."""
         state = self.state_dict() if tensors is None else dict(tensors)
         self._peft.save_pretrained(str(folder), save_embedding_layers=False, state_dict=state)
-        (folder / "README.md").unlink(missing_ok=True)  # an empty form
+        (folder / "README.md").unlink(missing_ok=True)  # an unfilled model card template
 
     def _load(self, folder: Path) -> None:
         from peft import set_peft_model_state_dict
@@ -87,7 +88,7 @@ class TrainedAdapter:
 
 
 def adapter_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
-    """The tensors of a model that has an adapter in it, a copy of a trained one for instance."""
+    """Return the adapter tensors of a model that has an adapter in it, such as a copy of a trained one."""
     return {
         _own_name(name): parameter.detach() for name, parameter in model.named_parameters() if OWN in name
     }

@@ -1,7 +1,7 @@
-"""What training must leave as it is beside the weights: buffers, and biases that correct a router's scores.
+"""Checks that training changes no buffers, and no biases that correct a router's scores.
 
-Some models move such a bias after each batch, to spread tokens over experts. Here that is refused: replayed experts
-do not follow it, and an update that holds an adapter alone would leave it behind in the engines.
+Some models move such a bias after each batch, to spread tokens over experts. That is refused here: replayed
+experts do not follow the bias, and an update that holds only an adapter would not bring it to the engines.
 """
 
 from collections import defaultdict
@@ -15,14 +15,14 @@ from penstock.models.published import published_tensors
 from penstock.trainer.parallel.local_shards import local_values
 
 FIXED_PARAMETERS = "correction_bias"
-"""How the names of parameters end that are buffers in all but their class: a router's bias without gradient."""
+"""The end of the names of parameters that act as buffers: a router's bias without gradient."""
 
 
 class FixedBuffers:
-    """Copies of the persistent buffers and correction biases of a model, as they were when training began."""
+    """Keeps copies of a model's persistent buffers and correction biases, as they were when training began."""
 
     def __init__(self, model: nn.Module) -> None:
-        """The model is where it trains, in the number format in which it trains."""
+        """`model` must already be on its training device and in its training dtype."""
         self._model = model
         self._parameters = {
             name: parameter
@@ -32,12 +32,12 @@ class FixedBuffers:
         self.remember()
 
     def remember(self) -> None:
-        """Keep the present values as those that must stay."""
+        """Take the present values as those that must not change."""
         self._before = {name: tensor.clone() for name, tensor in self._present().items()}
 
     def check(self) -> None:
-        """Raise `UserError` where a value has changed. This waits for the GPU once, so call it where that is
-        waited for anyway."""
+        """Raise `UserError` if a value has changed since `remember`. This synchronises with the GPU once, so
+        call it where the caller waits for the GPU anyway."""
         present = self._present()
         if _are_equal(present, self._before):
             return
@@ -49,7 +49,7 @@ class FixedBuffers:
                 )
 
     def _present(self) -> dict[str, torch.Tensor]:
-        """Their present values; of parameters that are split over ranks, this rank's part."""
+        """Return the present values; of parameters that are split over ranks, this rank's part."""
         known = {id(parameter) for parameter in self._model.parameters()}
         buffers = {
             name: tensor for name, tensor in published_tensors(self._model).items() if id(tensor) not in known
@@ -58,7 +58,8 @@ class FixedBuffers:
 
 
 def _are_equal(present: Mapping[str, torch.Tensor], before: Mapping[str, torch.Tensor]) -> bool:
-    """Joined by number format and device: one comparison for the biases of all layers."""
+    """Compare all tensors, concatenated by dtype and device, so that the biases of all layers need one
+    comparison."""
     pairs: dict[object, list[tuple[torch.Tensor, torch.Tensor]]] = defaultdict(list)
     for name, now in present.items():
         then = before.get(name)

@@ -1,4 +1,4 @@
-"""How much memory a trainer will need, before anything is loaded.
+"""Estimates how much memory a trainer will need, before anything is loaded.
 
 Weights, gradients, masters and moments are exact; activations are those of a Llama-like layer, and rough for
 others. Not counted: the CUDA context, fragmentation, the snapshots that a weight sync keeps.
@@ -18,36 +18,37 @@ CODED_BYTES = 2 * (1 + FLOAT_BYTES / BLOCK)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryEstimate:
-    """Bytes by what they hold, on the device unless named otherwise."""
+    """Holds bytes by purpose, in device memory unless named otherwise."""
 
     weights: int
     gradients: int
     masters: int
     moments: int
     reference: int
-    """A frozen model beside the policy, for a KL penalty; under an adapter the model itself serves."""
+    """A frozen model beside the policy, for a KL penalty; with an adapter the base model itself serves."""
     activations: int
-    """What forward keeps for backward, of one micro-batch."""
+    """Activations that forward keeps for the backward of one micro-batch."""
     head: int
     """A chunk of logits with its gradient, and the gradient of the output embedding where that is trained."""
     layer: int
-    """What one layer's backward needs for itself."""
+    """Temporary memory of one layer's backward."""
     update: int
-    """What an optimizer update needs for itself."""
+    """Temporary memory of an optimizer update."""
     loading: int
-    """The peak before the first step: float32 weights, from which masters are made. Weights that stay (under an
-    adapter) are loaded as they compute."""
+    """The peak before the first step: float32 weights, from which masters are made. Frozen weights (under an
+    adapter) are loaded in the dtype they compute in."""
     host: int
-    """In the host's memory."""
+    """Bytes in host memory."""
 
     @property
     def resident(self) -> int:
-        """What is held all the time. Gradients count, since a step of several micro-batches accumulates them."""
+        """Return what is held all the time. Gradients count, since a step of several micro-batches accumulates
+        them."""
         return self.weights + self.gradients + self.masters + self.moments + self.reference
 
     @property
     def total(self) -> int:
-        """The peak. The head, a layer and the update need their memory at different times."""
+        """Return the peak. The head, a layer and the update need their memory at different times."""
         step = self.activations + max(self.head, self.layer)
         return max(self.resident + max(step, self.update), self.loading)
 
@@ -60,8 +61,8 @@ def estimate_bytes(
     reference: bool = False,
     on_gpu: bool = True,
 ) -> MemoryEstimate:
-    """What training a model takes. `tokens` is the longest row: a sequence that is longer than
-    `micro_batch_tokens` is one by itself."""
+    """Estimate what training a model takes. `tokens` is the longest row: a sequence that is longer than
+    `micro_batch_tokens` gets a row of its own."""
     tokens = config.micro_batch_tokens if tokens is None else tokens
     width = 2 if config.dtype == "bfloat16" else FLOAT_BYTES
     on_host = config.optimizer_states == "cpu" and on_gpu
@@ -92,7 +93,7 @@ def estimate_bytes(
 
 
 def _kept_values(outline: Outline, checkpointing: str) -> int:
-    """Values that a layer keeps of every token."""
+    """Return how many values a layer keeps for every token."""
     match checkpointing:
         case "full":
             return outline.hidden

@@ -1,7 +1,8 @@
-"""A step plan on its way to a trainer process, in pieces of a bounded size.
+"""Sends a step plan to a trainer process, in pieces of a bounded size.
 
-The first message has the plan's header too, and the last one runs it, so a small step is a single message. The
-sender awaits each, so that no more than one is on its way and no message holds a large step.
+The first message also has the plan's header, and the last one runs the plan, so a small step is a single
+message. The sender awaits each message. So only one is on its way at a time, and no message holds a large
+step.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,13 +18,13 @@ from penstock.records.interfaces import Trainer
 T = TypeVar("T")
 
 PIECE_BYTES = 8 << 20
-"""About what a piece holds. A single sequence is never cut, however long."""
+"""The approximate size of a piece. A single sequence is never cut, however long."""
 RECORD_BYTES = 256
-"""About what a record takes beside its arrays."""
+"""The approximate size of a record without its arrays."""
 
 
 class PlanHeader(Record, frozen=True, kw_only=True):
-    """A plan without what grows with it, and how much of that will come."""
+    """Holds a plan without the parts that grow with it, and how many of these will come."""
 
     plan: StepPlan
     num_groups: int
@@ -37,7 +38,7 @@ class PlacedSequence(Record, frozen=True, kw_only=True):
 
 
 class PlanPiece(Record, frozen=True, kw_only=True):
-    """The next groups' scores and tokens, or the next sequences."""
+    """Holds the next groups' scores and tokens, or the next sequences."""
 
     scores: tuple[tuple[Score, ...], ...] = ()
     num_tokens: tuple[tuple[int, ...], ...] = ()
@@ -45,7 +46,7 @@ class PlanPiece(Record, frozen=True, kw_only=True):
 
 
 class PlanMessage(Record, frozen=True, kw_only=True):
-    """What is sent at once: the next piece, after the header where it is the first."""
+    """Carries the next piece, and in the first message the header."""
 
     header: PlanHeader | None = None
     piece: PlanPiece
@@ -53,13 +54,13 @@ class PlanMessage(Record, frozen=True, kw_only=True):
 
 
 class PlanTaker(Protocol):
-    """A trainer, for a plan that comes in several messages: the last one runs it."""
+    """Takes a plan in several messages, and runs it with the last one."""
 
     async def take(self, message: PlanMessage) -> StepResult | None: ...
 
 
 def remote_trainer(at: Channel | Place, lost: Callable[[str], Exception] | None = None) -> Trainer:
-    """`penstock.records.interfaces.Trainer` in another process."""
+    """Return a `penstock.records.interfaces.Trainer` that runs in another process."""
     taker = remote(PlanTaker, at, lost=lost)
 
     async def step(plan: StepPlan) -> StepResult:
@@ -74,13 +75,13 @@ def remote_trainer(at: Channel | Place, lost: Callable[[str], Exception] | None 
 
 
 def serve_trainer(trainer: Trainer, channel: Channel) -> None:
-    """The trainer's side of `remote_trainer`."""
+    """Answer the calls of a `remote_trainer`."""
     serve(Trainer, trainer, channel)
     serve(PlanTaker, ArrivingPlans(trainer), channel)
 
 
 class ArrivingPlans:
-    """Puts plans together, and has the trainer run each."""
+    """Assembles plans from their messages, and has the trainer run each."""
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
@@ -88,13 +89,13 @@ class ArrivingPlans:
 
     async def take(self, message: PlanMessage) -> StepResult | None:
         if message.header is not None:
-            self._arriving = [PlanAssembly(message.header)]  # what a cancelled sender left unfinished goes
+            self._arriving = [PlanAssembly(message.header)]  # drops what a cancelled sender left unfinished
         self._arriving[0].add(message.piece)
         return await self._trainer.step(self._arriving.pop().plan()) if message.is_last else None
 
 
 def messages_of(plan: StepPlan, max_bytes: int = PIECE_BYTES) -> list[PlanMessage]:
-    """One for each piece; a plan without anything in it is a message too."""
+    """Return one message for each piece. An empty plan is a message too."""
     pieces = list(pieces_of(plan, max_bytes)) or [PlanPiece()]
     return [
         PlanMessage(
@@ -114,7 +115,7 @@ def header_of(plan: StepPlan) -> PlanHeader:
 
 
 def pieces_of(plan: StepPlan, max_bytes: int = PIECE_BYTES) -> Iterator[PlanPiece]:
-    """Scores first, then sequences; each piece as full as `max_bytes` allows."""
+    """Yield scores first, then sequences; each piece as full as `max_bytes` allows."""
     groups: list[tuple[int | PlacedSequence, int]] = [
         (index, _score_bytes(scores)) for index, scores in enumerate(plan.scores)
     ]
@@ -134,7 +135,7 @@ def pieces_of(plan: StepPlan, max_bytes: int = PIECE_BYTES) -> Iterator[PlanPiec
 
 
 class PlanAssembly:
-    """A plan that is arriving."""
+    """Collects the pieces of a plan."""
 
     def __init__(self, header: PlanHeader) -> None:
         self._header = header
@@ -149,7 +150,7 @@ class PlanAssembly:
             self._batches[placed.micro_batch].append(placed.sequence)
 
     def plan(self) -> StepPlan:
-        """The whole plan; ValueError when something has not come."""
+        """Return the whole plan; raise ValueError if something has not arrived."""
         header = self._header
         expected = (header.num_groups, header.num_train_sequences)
         got = (len(self._scores), sum(len(batch) for batch in self._batches))
@@ -167,7 +168,7 @@ class PlanAssembly:
 
 
 def _filled(items: Iterable[tuple[T, int]], max_bytes: int) -> Iterator[list[T]]:
-    """Items in order, as many together as fit."""
+    """Yield items in order, as many together as fit."""
     held: list[T] = []
     size = 0
     for item, num_bytes in items:

@@ -2,8 +2,8 @@
 
     plan ─► packed rows ─► forward ─► loss ─► backward ─► … ─► clip ─► AdamW ─► live weights
 
-The plan's denominators span the whole step, so the gradient is the same for any split into
-micro-batches. A new algorithm is a function in `penstock.algorithms`, never another trainer.
+The plan's denominators span the whole step, so the gradient is the same for any split into micro-batches. A
+new algorithm is a function in `penstock.algorithms`, never another trainer.
 """
 
 import logging
@@ -37,7 +37,7 @@ from penstock.trainer.checkpoint.state_files import write_state
 from penstock.trainer.config import TrainerConfig
 from penstock.trainer.fixed_buffers import FixedBuffers
 from penstock.trainer.forward.dummy_batch import dummy_batch, filler
-from penstock.trainer.forward.packed_model import PackedModel, TokenOutputs, let_go
+from penstock.trainer.forward.packed_model import PackedModel, TokenOutputs, release_gathered
 from penstock.trainer.forward.reference_policy import AdapterOff
 from penstock.trainer.forward.value_head import ValueHead
 from penstock.trainer.optimizers.optimizer import MasterAdamW, learning_rate_at
@@ -67,7 +67,7 @@ CHECKPOINT = "checkpoint"
 
 
 class PolicyTrainer:
-    """Owns the model and its optimizer. Synchronous: its process calls it from a thread."""
+    """Owns the model and its optimizer. It is synchronous: its process calls it from a thread."""
 
     def __init__(
         self,
@@ -85,8 +85,8 @@ class PolicyTrainer:
         saved_dtype: torch.dtype | None = None,
     ) -> None:
         """`parallel` are the processes that train with this one. `saved_dtype` is the number format of the
-        checkpoint that the model came from; None: saved as it is. With an `adapter` in the model it alone is
-        trained, and the model without it is the reference."""
+        checkpoint that the model came from; None saves the weights as they are. If the model has an
+        `adapter`, only the adapter is trained, and the model without it is the reference."""
         if algorithm.kl_coef > 0 and reference is None and adapter is None:
             raise ValueError("kl_coef > 0 needs a reference model; pass reference= or set kl_coef to 0")
         if config.threads:
@@ -107,7 +107,7 @@ class PolicyTrainer:
         )
         self._value_head = _value_head(self._model).to(device) if algorithm.needs_values else None
         extra = [] if self._value_head is None else list(self._value_head.parameters())
-        if not is_split:  # rounds the weights to `trainer.dtype`, which the packed model must find so
+        if not is_split:  # rounds the weights to `trainer.dtype` before the packed model is made
             self._optimizer = MasterAdamW(model, config, extra)
         policy = self._policy = PackedModel(
             model,
@@ -135,9 +135,9 @@ class PolicyTrainer:
         self._objective = Objective(policy, algorithm)
         self._copier = HostCopier()
         self._copies: Copies | None = None
-        """Of a checkpoint that was taken since the last update."""
+        """The copies of a checkpoint that was taken since the last update."""
         self._taking_s: float | None = None
-        """How long it took to take it; None when there was none."""
+        """How long taking that checkpoint held up the trainer; None if there was none."""
         self._is_changed = False
         """Whether the present step has begun to change the weights."""
         self._num_updates = 0
@@ -148,7 +148,7 @@ class PolicyTrainer:
     def _open_reference(
         self, model: nn.Module | None, adapter: TrainedAdapter | None
     ) -> PackedModel | AdapterOff | None:
-        """What a KL penalty compares with: a second model, or the first without its adapter."""
+        """Return the reference of a KL penalty: a second model, or the policy's own without its adapter."""
         config = self._config
         if model is not None:
             model.to(device="cpu" if self._ranks.is_split else self._device).requires_grad_(False)
@@ -162,8 +162,8 @@ class PolicyTrainer:
         return None
 
     def warm_up(self) -> None:
-        """Compile with a dummy batch what the usual row will run, if compilation is on. Weights do not change. Rows
-        without a shared prompt and 8-bit updates are compiled when the first one comes."""
+        """Compile the code that the usual row will run, with a dummy batch, if compilation is on. Weights do not
+        change. Rows without a shared prompt and 8-bit updates are compiled when the first one comes."""
         if self._config.compile != "on":
             return
         self._policy.expect_routes()
@@ -172,7 +172,7 @@ class PolicyTrainer:
             self._config.micro_batch_tokens,
             self._device,
             longest=max_positions(self._model.config),
-            shared_prompts=self._prepare.lays_once,
+            shared_prompts=self._prepare.shares_prompts,
         )
         with torch.no_grad():
             if self._prepare.needs_start:
@@ -183,19 +183,19 @@ class PolicyTrainer:
         self._optimizer.forget()
 
     def expect_routes(self) -> None:
-        """Experts are recorded in this run: tokens without a record are counted. Refuse a model that can't replay
-        them."""
+        """Prepare for a run that records experts: tokens without a record are counted. Refuse a model that can't
+        replay them."""
         self._policy.require_routers()
         self._prepare.expects_routes = True
 
     def step(self, plan: StepPlan) -> StepResult:
-        """Run a plan: every pass ends in one optimizer update, or in none when it is not finite."""
+        """Run a plan. Every pass ends in one optimizer update, or in none if its loss or gradient is not finite."""
         self._is_changed = False
         clock = StepClock(self._device)
         with clock.host("prepare"):
             rows = self._prepare(plan)
             if self._filler is not None and isinstance(self._reference, PackedModel):
-                let_go(self._reference.model)  # it runs no backward pass, which would do so
+                release_gathered(self._reference.model)  # a backward pass would do this
             sample = choose_sample(sequence for batch in plan.micro_batches for sequence in batch)
         metrics: dict[str, Metric] = {}
         traces: tuple[TracedTokens, ...] = ()
@@ -204,10 +204,10 @@ class PolicyTrainer:
             record = self._accumulate(rows, clock, sample if index == 0 else None)
             if self._copies is not None:
                 with clock.device(CHECKPOINT):
-                    self._copies.hold_update()
+                    self._copies.wait_before_update()
                 self._copies = None
             if self._filler is not None:
-                let_go(self._model)
+                release_gathered(self._model)
             with clock.device("optimizer"):
                 norms.append(self._update(plan.step, record.loss))
             if index == 0:
@@ -233,29 +233,29 @@ class PolicyTrainer:
         return StepResult(step=plan.step, metrics=metrics, seconds=seconds, traces=traces, own_metrics=own)
 
     def undo_step(self) -> bool:
-        """Forget what a step that failed has computed. False when it has changed weights already."""
+        """Drop what a failed step has computed. Return False if it has changed weights already."""
         self._optimizer.forget()
         if self._filler is not None:
-            let_go(self._model)
+            release_gathered(self._model)
         return not self._is_changed
 
     def weights(self) -> Mapping[str, torch.Tensor]:
-        """What a step changes, as engines name it; live."""
+        """Return the live weights that a step changes, as engines name them."""
         return self.trained.weights()
 
     def save(self, folder: str | Path) -> dict[Path, Checksum]:
-        """Write the model in Hugging Face format, or the adapter in peft's; every rank asks. Returns the checksums
-        that were taken on the way."""
+        """Write the model in Hugging Face format, or the adapter in peft's; every rank must call it. Returns the
+        checksums that were computed while writing."""
         return self.trained.save(Path(folder))
 
     @property
     def checkpoint_ranks(self) -> "GroupRanks | None":
-        """The ranks that write checkpoints with this one."""
+        """Return the ranks that write checkpoints with this one."""
         return self._ranks.checkpoints
 
     def checkpoint_state(self) -> CheckpointState:
-        """All that a checkpoint holds, as it is now. Its copies are made while the next step computes, and only the
-        update of that step waits for them."""
+        """Take everything that a checkpoint holds, as it is now. Its copies are made while the next step
+        computes, and only the update of that step waits for them."""
         begin = time.perf_counter()
         state = take_state(self._copier, self.state_dict(), self.trained.own_saved())
         self._copies = state.copies
@@ -263,7 +263,8 @@ class PolicyTrainer:
         return state
 
     def state_dict(self) -> dict[str, Any]:
-        """All that a later process needs to go on as if it were this one. Its tensors are the live ones."""
+        """Return everything that a later process needs to continue as this one would. Its tensors are the live
+        ones."""
         return {
             "optimizer": self._optimizer.state_dict(),
             "num_updates": self._num_updates,
@@ -274,14 +275,14 @@ class PolicyTrainer:
         }
 
     def write_state(self, folder: Path, state: CheckpointState) -> dict[Path, Checksum]:
-        """The trainer's part of a checkpoint; of several ranks each writes its own. Returns its checksums."""
+        """Write the trainer's part of a checkpoint; each rank writes its own. Return the checksums of its files."""
         layout = self._ranks.layout
         if layout is None:
             return write_state(folder, state.plain, state.tensors)
         return write_ranked(folder, layout, state.plain, state.tensors, self._optimizer.shards(layout))
 
     def load_state(self, folder: Path) -> None:
-        """Go on from what any number of ranks wrote."""
+        """Load the state that any number of ranks wrote."""
         layout = self._ranks.layout
         shards, order = self._optimizer.shards(layout), self._optimizer.update_order()
         self.load_state_dict(load_ranked(folder, layout, shards, order))
@@ -298,8 +299,9 @@ class PolicyTrainer:
     def _accumulate(
         self, rows: list[PreparedRow], clock: StepClock, sample: Sequence[TrainSequence] | None
     ) -> StepRecord:
-        """The host does not wait for the GPU before the last micro-batch is queued, so the GPU never runs out of
-        work in between. `sample` is computed once more, without replay."""
+        """Run forward and backward of all rows. The host does not wait for the GPU before the last micro-batch
+        is queued, so the GPU never runs out of work in between. `sample` is computed once more, without
+        replay."""
         record = StepRecord()
         for row in rows:
             with clock.device("forward"):
@@ -321,11 +323,11 @@ class PolicyTrainer:
 
     @torch.no_grad()
     def _gap_without_replay(self, sample: Sequence[TrainSequence]) -> torch.Tensor | None:
-        """|Δ logprob| between engine and trainer of a few sequences, with the live routers' experts."""
+        """Return |Δ logprob| between engine and trainer of a few sequences, with the live routers' experts."""
         row = self._prepare.row_of(sample)
-        if self._filler is not None:  # all run a model that is split, or none
-            told = self._ranks.data.gather(np.array([row is not None]))
-            if row is None and any(bool(part.any()) for part in told):
+        if self._filler is not None:  # either all ranks run a split model, or none
+            gathered = self._ranks.data.gather(np.array([row is not None]))
+            if row is None and any(bool(part.any()) for part in gathered):
                 self._policy(self._filler)
         if row is None:
             return None
@@ -333,7 +335,7 @@ class PolicyTrainer:
         return (self._policy(row).logprobs - row.behaviour_logprobs).abs()
 
     def _update(self, step: int, loss: float) -> float:
-        """Update the weights, unless the loss or the gradient is not finite on any rank. Returns the gradient's
+        """Update the weights, unless the loss or the gradient is not finite on any rank. Return the gradient's
         norm."""
         loss = float(sum(part.sum() for part in self._ranks.data.gather(np.array([loss]))))
         self._optimizer.sum_gradients(self._ranks.gradients)
@@ -353,7 +355,7 @@ class PolicyTrainer:
                 raise Diverged(
                     f"training has diverged: the last {self._num_skipped_in_a_row} updates were skipped, since "
                     f"loss or gradient was not finite (step {step}: loss {loss:g}, gradient norm {norm:g}); the "
-                    "weights are still those before them. Lower trainer.learning_rate; "
+                    "weights are unchanged. Lower trainer.learning_rate; "
                     "trainer.max_skipped_updates sets how many are too many"
                 )
         return norm
@@ -367,7 +369,7 @@ class PolicyTrainer:
 
 
 def everything(outputs: TokenOutputs) -> torch.Tensor:
-    """The sum of all outputs of a forward pass: a backward pass from it reaches every weight."""
+    """Sum all outputs of a forward pass, so that a backward pass from it reaches every weight."""
     total = outputs.logprobs.sum() + outputs.entropy.sum()
     return total if outputs.values is None else total + outputs.values.sum()
 

@@ -1,4 +1,4 @@
-"""The weights that a trainer trains, as others see them: published to engines, gathered from ranks, saved."""
+"""Provides the weights that a trainer trains to other parts: published to engines, gathered from ranks, saved."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 
 class TrainedWeights:
-    """The weights that a step changes: of a model, or of the adapter in it. Each of several ranks has its part."""
+    """Gives access to the weights that a step changes: a model's, or those of its adapter. With several ranks,
+    each has its part."""
 
     def __init__(
         self,
@@ -30,31 +31,31 @@ class TrainedWeights:
         layout: RankLayout | None = None,
         ranks: "GroupRanks | None" = None,
     ) -> None:
-        """`saved_dtype` is the number format of the checkpoint that the model came from; None: saved as it is.
-        `ranks` gather what is saved, in a group for nothing else."""
+        """`saved_dtype` is the number format of the checkpoint that the model came from; None saves the weights
+        as they are. `ranks` gather what is saved, in a process group that nothing else uses."""
         self._model = model
         self._adapter = adapter
         self._saved_dtype = saved_dtype
         self._layout = layout
         self._ranks = ranks
         self._saved: tuple[dict[str, LocalShard], dict[str, str]] | None = None
-        """Found once, between two steps: to ask a split model for its tensors gives back what a step has gathered,
-        and checkpoints are written during steps. The parts stay where they are."""
+        """Found once, between two steps: asking a split model for its tensors releases what a step has gathered,
+        and checkpoints are written during steps. The parts keep their memory."""
 
     def starting_weights(self) -> list[Mapping[str, torch.Tensor]]:
-        """What engines need before the first step, in order: of an adapter, the weights below it first."""
+        """Return what engines need before the first step, in order: an adapter's base weights come first."""
         below = [] if self._adapter is None else [self._own(self._adapter.base_tensors())]
         return [*below, self.weights()]
 
     def weights(self) -> Mapping[str, torch.Tensor]:
-        """What a step changes, as engines name it: live parameters and persistent buffers, or the adapter's. Of
-        several ranks each has its part (`shards`)."""
+        """Return what a step changes, as engines name it: live parameters and persistent buffers, or the
+        adapter's tensors. With several ranks, each has its part (`shards`)."""
         if self._adapter is not None:
             return self._own(self._adapter.tensors())
         return self._own({name: tensor.detach() for name, tensor in published_tensors(self._model).items()})
 
     def shards(self) -> Mapping[str, LocalShard]:
-        """Where the parts lie that this rank has of all that it publishes; empty where it is alone."""
+        """Return where this rank's parts of all published tensors begin and end; empty if there is one rank."""
         if self._layout is None:
             return {}
         below = {} if self._adapter is None else self._adapter.base_tensors()
@@ -68,11 +69,12 @@ class TrainedWeights:
 
     @property
     def is_first(self) -> bool:
-        """Whether this rank writes what belongs to all ranks."""
+        """Return whether this rank writes what belongs to all ranks."""
         return self._layout is None or self._layout.rank == 0
 
     def save(self, folder: Path) -> dict[Path, Checksum]:
-        """Write the model in Hugging Face format, in the number format that it came in; an adapter in peft's."""
+        """Write the model in Hugging Face format, in its checkpoint's number format, or the adapter in peft's
+        format."""
         tensors = self.gather(self.own_saved())
         if not self.is_first:
             return {}
@@ -80,8 +82,8 @@ class TrainedWeights:
         return self.write_weights(folder, tensors)
 
     def gather(self, own: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
-        """Gather all weights as they are saved on the first rank, from what each has or a copy of it; every rank
-        asks."""
+        """Gather all weights to be saved on the first rank, from the parts of all ranks or copies of them. Every
+        rank must call it."""
         if self._ranks is None:
             return own
         from penstock.trainer.parallel.gathered_model import gather_model
@@ -94,7 +96,7 @@ class TrainedWeights:
 
     @property
     def saved_bytes(self) -> int:
-        """About how many bytes of weights `save` writes."""
+        """Return about how many bytes of weights `save` writes."""
         if self._adapter is not None:
             return sum(tensor.nbytes for tensor in self._adapter.tensors().values())
         tensors = published_tensors(self._model)
@@ -104,13 +106,14 @@ class TrainedWeights:
         )
 
     def write_config(self, folder: Path) -> None:
-        """What belongs to a saved model besides weights and tokenizer. An adapter's goes with its weights."""
+        """Write what belongs to a saved model besides weights and tokenizer. An adapter's config is written with
+        its weights."""
         if self._adapter is None:
             write_config(self._model, folder, self._saved_dtype)
 
     def write_weights(self, folder: Path, weights: Mapping[str, torch.Tensor]) -> dict[Path, Checksum]:
-        """Write the weights of a `checkpoint_state`, or the live ones; also beside a step. Returns checksums that
-        it took."""
+        """Write the weights of a `checkpoint_state`, or the live ones; it may run beside a step. Return the
+        checksums that it computed."""
         if self._adapter is not None:
             self._adapter.save(folder, weights)
             return {}
@@ -123,7 +126,7 @@ class TrainedWeights:
         return tensors
 
     def own_saved(self) -> Mapping[str, torch.Tensor]:
-        """What this rank gives of the model that is saved."""
+        """Return this rank's contribution to the saved model."""
         if self._layout is None:
             return self._saved_tensors()
         if self._saved is None:
@@ -131,8 +134,8 @@ class TrainedWeights:
         return {name: shard.values for name, shard in self._saved[0].items()}
 
     def _saved_shards(self, layout: RankLayout) -> tuple[dict[str, LocalShard], dict[str, str]]:
-        """What this rank has of the saved tensors and gives to the first, tied ones once; and every name of a saved
-        tensor with the first of its names."""
+        """Return what this rank sends of the saved tensors, tied ones once, and a map from every saved name to
+        the first name of its tensor."""
         tensors, first = self._saved_tensors(), dict[int, str]()
         names = {
             name: first.setdefault(local_values(tensor).data_ptr() or id(tensor), name)

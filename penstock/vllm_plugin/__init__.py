@@ -1,6 +1,7 @@
-"""What runs inside vLLM's processes: our weight transfer backend, and the questions that engines ask its workers.
+"""Runs inside vLLM's processes: a weight transfer backend, and the methods that engines call on vLLM's workers.
 
-vLLM finds `register` through the entry point `vllm.general_plugins`, wherever penstock is installed beside it.
+vLLM finds `register` through the entry point `vllm.general_plugins`, wherever penstock is installed beside
+it.
 """
 
 BACKEND = "penstock"
@@ -8,7 +9,8 @@ BACKEND = "penstock"
 
 
 def register() -> None:
-    """Called by vLLM in each of its processes. A vLLM without the registry is too old; the engine says so."""
+    """Register the backend; vLLM calls this in each of its processes. The engine reports a vLLM that is too old
+    for it."""
     try:
         from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
     except ImportError:

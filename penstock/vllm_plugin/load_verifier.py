@@ -1,7 +1,7 @@
-"""Fingerprints of what vLLM's layers hold after a load, taken before a layer packs its weights for its kernels.
+"""Fingerprints what vLLM's layers hold after a load, before a layer packs its weights for its kernels.
 
-vLLM joins projections (`qkv_proj` is q, k and v), pads vocabularies, and on a CPU packs matrices and frees the
-originals. So each layer is looked at when its weights have been loaded and not yet been packed:
+vLLM joins projections (`qkv_proj` is q, k and v), pads vocabularies, and on a CPU packs matrices and frees
+the originals. So each layer is read after its weights were loaded and before they are packed:
 
     q, k, v ─► layer.weight (joined) ─► verified: rows of q, of k, of v ─► packed
 """
@@ -17,15 +17,16 @@ from torch import nn
 from penstock.sync.fingerprint import fingerprint
 
 EXPERTS = {"w13_weight": "gate_up_proj", "w2_weight": "down_proj"}
-"""vLLM's names for the weights of all experts, and transformers'."""
+"""vLLM's names for the weights of all experts, and those of transformers."""
 PACKING, PROCESS = "quant_method", "process_weights_after_loading"
-"""Where a layer of vLLM has what prepares its weights, and the name of that."""
+"""The attribute of a vLLM layer that holds its quantization method, and the function of that method that packs
+the weights."""
 WRAPPED = (".base_layer", ".routed_experts")
-"""What vLLM puts between a layer's name and its tensors."""
+"""What vLLM inserts between a layer's name and its tensors."""
 
 
 class LoadVerifier:
-    """`shapes` are those of the tensors that are loaded, by the trainer's names."""
+    """Fingerprints the live values of `model`. `shapes` are those of the loaded tensors, by the trainer's names."""
 
     def __init__(self, model: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> None:
         self._model = model
@@ -34,12 +35,12 @@ class LoadVerifier:
         self.found: dict[str, int] = {}
         """Fingerprints of live values, by the trainer's names."""
         self.packed: set[int] = set()
-        """Layers that have packed their weights since, by their `id`."""
+        """Layers that have packed their weights since, by `id`."""
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """While the block loads weights. Layers whose method packs their weights are looked at before it does, all
-        others when the block has ended."""
+        """Fingerprint layers while the block loads weights. Layers that pack their weights are read just before
+        they do, all others when the block has ended."""
         paths = {id(module): path for path, module in self._model.named_modules()}
         methods: dict[int, Any] = {}
         packed: set[int] = set()
@@ -85,7 +86,7 @@ class LoadVerifier:
             self.found[source] = fingerprint(values)
 
     def _sources(self, path: str, name: str) -> list[str]:
-        """The trainer's names for what lies in a tensor of vLLM, one below the other."""
+        """Return the trainer's names for the tensors that lie in one tensor of vLLM, from top to bottom."""
         stem, _, last = path.rpartition(".")
         if name in EXPERTS:
             return [f"{path}.{EXPERTS[name]}"]

@@ -1,4 +1,4 @@
-"""A staged update as whole tensors: views into its buckets, copies only of what lies in several."""
+"""Presents a staged update as whole tensors: views into its buckets, copied only where they span several."""
 
 from collections.abc import Mapping
 
@@ -12,7 +12,7 @@ from penstock.sync.staged_bucket import Values
 
 
 def whole_tensors(staged: Staged) -> dict[str, torch.Tensor]:
-    """By name. An update that holds only changes, or only parts of a tensor, is refused."""
+    """Return the tensors by name. Raise `PenstockError` if the update holds only changes or parts of tensors."""
     update = staged.update
     counts = covered(update.tensors)
     tensors: dict[str, torch.Tensor] = {}

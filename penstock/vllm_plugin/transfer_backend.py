@@ -1,9 +1,9 @@
-"""vLLM's weight transfer backend `penstock`: published weights come by any of our transports.
+"""Implements vLLM's weight transfer backend `penstock`, which takes published weights by any of our transports.
 
     stage (a thread, beside generation) ─► paused: start, update (load, verify), finish ─► resumed
 
-vLLM is left with half-loaded layers when an update raises, and dies of the next request. So nothing is raised here:
-`outcome` says what happened, and whether the model can still be used.
+An update that raises leaves vLLM with half-loaded layers, and the next request kills it. So nothing is raised
+here: `outcome` says what happened, and whether the model can still be used.
 """
 
 import traceback
@@ -28,7 +28,7 @@ from penstock.vllm_plugin.weight_loading import check_fits, load_weights
 
 @dataclass
 class Meeting(WeightTransferInitInfo):
-    """Where the trainer is met: `sync.interface`, and what it asks for before it serves weights."""
+    """Says how to reach the trainer: `sync.interface`, and the token that it asks for before it serves weights."""
 
     interface: str = ""
     token: str = ""
@@ -36,28 +36,28 @@ class Meeting(WeightTransferInitInfo):
 
 @dataclass
 class Version(WeightTransferUpdateInfo):
-    """The staged version that is to be loaded."""
+    """Names the staged version that is to be loaded."""
 
     version: int = -1
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of the last stage or update."""
+    """Records the result of the last stage or update."""
 
     kind: str = ""
-    """The class of the error; "" is success."""
+    """The class name of the error; "" is success."""
     message: str = ""
     is_intact: bool = True
     """Whether the model can still be used."""
     load_s: float = 0.0
     verify_s: float = 0.0
     unverified: list[str] = field(default_factory=list)
-    """Tensors whose arrival was verified, and whose place in vLLM's layers is not known."""
+    """Tensors that were verified on arrival, and whose location in vLLM's layers is not known."""
 
 
 class PenstockTransfer(WeightTransferEngine[Meeting, Version]):
-    """One for each vLLM worker."""
+    """Transfers weights into one vLLM worker."""
 
     init_info_cls = Meeting
     update_info_cls = Version
@@ -76,14 +76,14 @@ class PenstockTransfer(WeightTransferEngine[Meeting, Version]):
         )
 
     def stage(self, text: str) -> dict[str, Any]:
-        """Begin to fetch an update; `staged` says when it is there. One that was staged before is dropped."""
+        """Begin to fetch an update, for `staged` to report on. An earlier staged update is dropped."""
         self.drop()
         update = msgspec.json.decode(text, type=WeightUpdate)
         self._staging = self._threads.submit(self._receiver.stage, update)
         return self.staged(0.05)
 
     def staged(self, timeout_s: float = 0.0) -> dict[str, Any]:
-        """Whether the update that is being staged is there, or why not."""
+        """Report whether the update has been staged, or why it failed."""
         staging = self._staging
         if staging is None:
             return {"is_done": True, "kind": "PenstockError", "message": "nothing is being staged"}
@@ -97,7 +97,7 @@ class PenstockTransfer(WeightTransferEngine[Meeting, Version]):
         return {"is_done": True, "kind": type(error).__name__, "message": str(error)}
 
     def drop(self) -> None:
-        """Give up what is staged, or being staged."""
+        """Discard what is staged or being staged."""
         staging, self._staging = self._staging, None
         if staging is None:
             return

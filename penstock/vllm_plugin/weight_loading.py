@@ -1,4 +1,4 @@
-"""How new weights get into vLLM's model: layer by layer, as when it was loaded from a checkpoint, and verified."""
+"""Loads new weights into vLLM's model layer by layer, as from a checkpoint, and verifies them."""
 
 import time
 from collections.abc import Mapping
@@ -24,9 +24,10 @@ def load_weights(
     *,
     is_whole: bool = True,
 ) -> tuple[float, list[str]]:
-    """Load `tensors` and hold what the layers have against the `expected` fingerprints. Returns how long the layers
-    stood still, and the tensors that were not found in vLLM's layers: of these only the arrival is known. Without
-    `is_whole` (the model is one shard of several) that is all of them. Raises when a layer differs."""
+    """Load `tensors` and compare what the layers then hold with the `expected` fingerprints. Return how long the
+    layers stood still, and the tensors that were not found in vLLM's layers: only their arrival was verified.
+    Without `is_whole` (the model is one shard of several) that is all of them. Raise `FingerprintMismatch`
+    when a layer differs."""
     forget_packed_experts(model)
     started = time.perf_counter()
     verifier = LoadVerifier(model, {name: tuple(tensor.shape) for name, tensor in tensors.items()})
@@ -43,8 +44,8 @@ def load_weights(
 
 
 def forget_packed_experts(model: nn.Module) -> None:
-    """vLLM packs the experts of a mixture for a CPU only when their kernel is made, so new weights would be read in
-    the layout of the old ones. Without a kernel it makes a new one."""
+    """Drop the kernels of packed experts. vLLM packs them for a CPU only when their kernel is made, so it would
+    read new weights in the layout of the old ones. Without a kernel it makes a new one."""
     for module in model.modules():
         method: Any = getattr(module, "quant_method", None)
         if getattr(method, "moe_kernel", None) is not None:
@@ -52,8 +53,8 @@ def forget_packed_experts(model: nn.Module) -> None:
 
 
 def pack_tied(model: nn.Module, packed: AbstractSet[int]) -> None:
-    """vLLM packs a tensor for the layer that loads it. Another layer that shares it (an output embedding tied to
-    the input embedding) would go on with what it packed before, so it packs again."""
+    """Pack the layers that share a tensor with the layer that loaded it. vLLM packs only that layer, so an
+    output embedding tied to the input embedding would continue with its old packed weights."""
     layers: dict[int, list[nn.Module]] = {}
     for module in model.modules():
         for parameter in module.parameters(recurse=False):
@@ -66,7 +67,8 @@ def pack_tied(model: nn.Module, packed: AbstractSet[int]) -> None:
 
 
 def check_fits(shapes: Mapping[str, tuple[int, ...]], config: Any, version: int) -> None:
-    """Before anything is touched: the vocabulary and the width of what came must be the model's own."""
+    """Raise `FingerprintMismatch` unless the vocabulary and width of the embedding are the model's own. This
+    runs before anything is changed."""
     wanted = (getattr(config, "vocab_size", None), getattr(config, "hidden_size", None))
     if None in wanted:
         return

@@ -1,6 +1,6 @@
-"""What engines ask vLLM's workers through `/collective_rpc`: `--worker-extension-cls` names this class.
+"""Defines the methods that engines call on vLLM's workers through `/collective_rpc`.
 
-vLLM adds it to its worker class, so `self` is the worker.
+`--worker-extension-cls` names the class below. vLLM adds it to its worker class, so `self` is the worker.
 """
 
 from dataclasses import asdict
@@ -16,14 +16,14 @@ DESCRIBED = (
     "head_dim",
     "num_experts",
 )
-"""What two models must agree on."""
+"""The sizes that the served and the trained model must agree on."""
 
 
 class PenstockWorker:
-    """Every name begins with `penstock_`, since it becomes one of the worker's own."""
+    """Adds methods to vLLM's worker. Every name begins with `penstock_` to avoid clashes with the worker's own."""
 
     def penstock_describe(self) -> dict[str, Any]:
-        """What is served here."""
+        """Return the sizes, dtype and settings of the model that this worker serves."""
         worker: Any = self
         config = worker.vllm_config.model_config
         outputs = getattr(worker.vllm_config, "aux_output_config", None)

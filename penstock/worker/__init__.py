@@ -1,1 +1,1 @@
-"""A worker process: `python -m penstock.worker --connect ADDRESS`. What it is, its first message says."""
+"""Runs worker processes (`python -m penstock.worker`), which become what their first message says."""

@@ -1,4 +1,4 @@
-"""Entry of every worker process. It serves every way to start and becomes what it is started as."""
+"""Starts a worker process, which connects to its controller and becomes what its first message says."""
 
 import argparse
 import asyncio
@@ -22,7 +22,7 @@ from penstock.errors import PenstockError
 from penstock.observe.event_queue import EventQueue
 from penstock.observe.pulse import LONG_S
 from penstock.observe.recorder import Recorder
-from penstock.processes.launchers.last_words import OUT_OF_MEMORY
+from penstock.processes.launchers.death_report import OUT_OF_MEMORY
 from penstock.processes.launchers.memory_limit import limit_memory
 from penstock.processes.launchers.mps import has_own_daemon, quit_orphan
 from penstock.processes.launchers.private_folder import remove_if_abandoned
@@ -34,7 +34,7 @@ from penstock.trainer.trainer_start import START_TRAINER
 from penstock.worker.bounded_output import bound_prints
 from penstock.worker.moved_request import moved
 from penstock.worker.out_of_memory import is_out_of_memory
-from penstock.worker.priority import GoingFirst
+from penstock.worker.priority import RaisedPriority
 
 LOOKS, LOOK_AGAIN_S = 20, 0.05
 
@@ -49,15 +49,15 @@ def main() -> None:
     )
     options = parser.parse_args()
     token = take_token()
-    first = GoingFirst()  # until it has started
+    first = RaisedPriority()  # until it has started
     leave_to_controller()
     gc.disable()  # until it has started: libraries make a million objects, and the collector would walk them
-    faulthandler.register(STACKS, all_threads=True)  # into its log, also while its event loop stands still
+    faulthandler.register(STACKS, all_threads=True)  # into its log, even while its event loop is blocked
     limit_memory(os.environ)
     resource.setrlimit(
         resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1])
-    )  # they hold weights
-    os.umask(0o077)  # what it writes, the model among it, is its owner's
+    )  # core dumps hold weights
+    os.umask(0o077)  # files that it writes, such as the model, are readable by their owner alone
     controller = os.getppid()
     # Not `asyncio.run`, which joins its threads in the end: one may be inside a user's module that never returns.
     loop = asyncio.new_event_loop()
@@ -68,14 +68,15 @@ def main() -> None:
     )
     sys.stdout.flush()
     sys.stderr.flush()
-    if has_own_daemon(os.environ) and _outlives(controller):  # or it would have stopped its daemon itself
+    if has_own_daemon(os.environ) and _outlives(controller):  # a living controller stops its daemon itself
         quit_orphan(os.environ)
-    # A user's reward may hang in a thread and the trainer may be in mid-step: neither may keep an orphan.
+    # A user's reward may hang in a thread, or the trainer be in mid-step: neither may keep this process alive.
     os._exit(code)
 
 
 def _outlives(controller: int) -> bool:
-    """Whether the controller was killed. Its end of the channel closes a little before it is gone."""
+    """Return whether the controller was killed. Its end of the channel closes shortly before the process is
+    gone."""
     for _ in range(LOOKS):
         if os.getppid() != controller:
             return True
@@ -84,11 +85,11 @@ def _outlives(controller: int) -> bool:
 
 
 async def _serve(
-    address: str, name: str, arriving: str, token: str, places: dict[str, str], first: GoingFirst
+    address: str, name: str, arriving: str, token: str, places: dict[str, str], first: RaisedPriority
 ) -> int:
     try:
         channel = await connect(address, arriving, token)
-    except (OSError, PenstockError) as error:  # a controller that was killed needs no traceback of ours
+    except (OSError, PenstockError) as error:  # the controller may have been killed: no traceback
         print(f"worker {name} can't reach its controller, so it ends: {error}", file=sys.__stderr__)
         return 1
     failures: list[BaseException] = []
@@ -114,7 +115,7 @@ async def _serve(
 
 
 def _sweep(address: str) -> None:
-    """If the controller was killed, its private folder goes too: it holds weights in memory."""
+    """Remove the controller's private folder if it was killed, because it holds weights in memory."""
     kind, _, path = address.partition(":")
     if kind == "unix":
         remove_if_abandoned(Path(path).parent)
@@ -127,9 +128,9 @@ def _serve_lazily(
     fail: Callable[[BaseException], None],
     events: Recorder,
     places: dict[str, str],
-    first: GoingFirst,
+    first: RaisedPriority,
 ) -> None:
-    """Import a role's module only when it is asked for: scoring needs no torch, and starts at once."""
+    """Serve a role whose module is imported on demand: scoring needs no torch, and so starts at once."""
 
     async def start(request: Req) -> Res:
         import importlib
@@ -143,8 +144,8 @@ def _serve_lazily(
             )
             here = moved(request, places, channel.local_host)
             answer = await begin(channel, here, fail, events)
-        # What start-up made (a million objects of imported libraries) lives as long as the process: the
-        # garbage collector need not walk it again and again between two forward passes.
+        # The million objects of imported libraries live as long as the process, so the garbage collector need
+        # not walk them again and again between two forward passes.
         gc.collect()
         gc.freeze()
         gc.enable()

@@ -1,4 +1,4 @@
-"""User code may print as much as it likes; of that, a worker's log keeps the beginning."""
+"""Limits what user code prints: a worker's log keeps the beginning."""
 
 import io
 import sys
@@ -9,7 +9,7 @@ LEFT_OUT = "[further output is left out]\n"
 
 
 class BoundedOutput(io.TextIOBase):
-    """A text stream that passes on so many characters, says that the rest is left out, and goes silent."""
+    """Passes a limited number of characters on to a stream, says that the rest is left out, and then drops it."""
 
     def __init__(self, stream: TextIO, limit: int) -> None:
         self._stream = stream
@@ -39,6 +39,6 @@ class BoundedOutput(io.TextIOBase):
 
 
 def bound_prints(limit: int = MAX_CHARACTERS) -> None:
-    """Of this process, from now on. What the process itself says in the end goes to `sys.__stderr__`."""
+    """Limit what this process prints from now on. Its final error messages go to `sys.__stderr__` instead."""
     sys.stdout = BoundedOutput(sys.stdout, limit)
     sys.stderr = BoundedOutput(sys.stderr, limit)

@@ -1,7 +1,7 @@
-"""How much CPU time calls into users' code may use. Past it the system ends the process (SIGXCPU).
+"""Limits the CPU time of calls into users' code. Past the limit the system ends the process (SIGXCPU).
 
-The wall clock is the pool's, which ends a process that does not answer; memory is the launcher's (`memory_limit`).
-Programs that the code starts inherit the limit.
+The worker pool limits the wall-clock time and ends a process that does not answer; the launcher limits the
+memory (`memory_limit`). Programs that the code starts inherit the CPU limit.
 """
 
 import math
@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 
 class CallLimits:
-    """Of one process. `cpu_s` is for each call; those that run at once have it together."""
+    """Sets the limit of one process. Each call may use `cpu_s`; concurrent calls share the sum."""
 
     def __init__(self, *, cpu_s: float) -> None:
         self._cpu_s = cpu_s
@@ -20,7 +20,7 @@ class CallLimits:
 
     @contextmanager
     def calls(self, count: int = 1) -> Iterator[None]:
-        """While so many calls run."""
+        """Count this many calls as running while the block runs."""
         self._num_running += count
         self._grant()
         try:
@@ -30,7 +30,7 @@ class CallLimits:
             self._grant()
 
     def _grant(self) -> None:
-        """From now on, what the calls that run may use. Without any, nothing is counted."""
+        """Set the limit for the calls that run now. Without any, CPU time is not limited."""
         _, hard = resource.getrlimit(resource.RLIMIT_CPU)
         soft = hard
         if self._num_running:

@@ -1,4 +1,4 @@
-"""An engine process: an engine of the configured kind behind a channel."""
+"""Turns a worker into an engine process: an engine of the configured kind behind a channel."""
 
 import asyncio
 import contextlib
@@ -34,9 +34,9 @@ from penstock.worker.out_of_memory import ENGINE, is_out_of_memory, naming_setti
 from penstock.worker.quiet import quieten
 
 STEP_LIMIT_S = 60.0
-"""A forward pass never takes as long, unless it compiles, for which `run.freeze_s` leaves room."""
+"""No forward pass takes this long unless it compiles, for which `run.freeze_s` leaves room."""
 BEFORE_FIRST_VERSION = -1
-"""Nothing is served before the trainer's version 0 has arrived and is verified."""
+"""The version before the trainer's version 0 has arrived and is verified; nothing is served until then."""
 
 
 async def start(
@@ -56,7 +56,7 @@ async def start(
 
 
 def parts_of(request: EngineStart, config: EngineConfig) -> EngineParts:
-    """What an engine of any kind is made of, opened in this process."""
+    """Return the parts that an engine of any kind is built from in this process."""
     device = resolve_device(request.device if config.device == "auto" else config.device)
     return EngineParts(
         name=request.name,
@@ -79,7 +79,7 @@ def parts_of(request: EngineStart, config: EngineConfig) -> EngineParts:
 
 
 class EngineService:
-    """An engine whose work leaves spans, and whose failure is the process's."""
+    """Serves an engine: it records spans of its work, and ends the process when the engine fails."""
 
     def __init__(self, engine: ServedEngine, fail: Callable[[BaseException], None], events: Recorder) -> None:
         self._engine, self._fail, self._events = engine, fail, events
@@ -88,8 +88,8 @@ class EngineService:
         self._running: asyncio.Task[None] | None = None
 
     def run(self) -> None:
-        """Let the engine generate, watched, until the process ends."""
-        progress = getattr(self._engine, "progress", None)  # some have nothing that could be stuck by itself
+        """Start the engine's `run`, watched, until the process ends."""
+        progress = getattr(self._engine, "progress", None)  # some engines have no part that could hang
         if progress is not None:
             limit_s = getattr(self._engine, "progress_limit_s", STEP_LIMIT_S)
             self._events.pulse.watch("generating", progress, limit_s)
@@ -135,7 +135,7 @@ class EngineService:
 
     @contextlib.contextmanager
     def _needing_memory(self) -> Iterator[None]:
-        """Out of memory the process ends, so that another one takes its place with less to hold."""
+        """End the process when it runs out of memory, for a new one to start with smaller settings."""
         try:
             with naming_settings(self._engine.name, ENGINE):
                 yield

@@ -1,5 +1,5 @@
-"""A start message as it holds on this machine: the controller's paths become the copies that are here, and what
-listens for other machines listens where the controller was reached from."""
+"""Adapts a start message to this machine: the controller's paths become those of the copies here, and an empty
+interface becomes the address by which the controller was reached."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,8 +13,9 @@ LOOPBACK = "127."
 
 
 def moved(record: Record, places: Mapping[str, str], address: str = "") -> Record:
-    """`places` are folders of the controller's machine and their copies here. `address` is this machine's, as the
-    controller sees it; it stands in for an empty `interface`."""
+    """Return the record with changed paths and interface. `places` maps folders of the controller's machine to
+    their copies here. `address` is this machine's, as the controller sees it; it replaces an empty
+    `interface`."""
     if not isinstance(record, msgspec.Struct) or not (places or address):
         return record
     plain: dict[str, Any] = _walk(msgspec.to_builtins(record, builtin_types=(bytes,)), places)
@@ -36,7 +37,7 @@ def _walk(value: Any, places: Mapping[str, str]) -> Any:
 
 
 def _path(text: str, places: Mapping[str, str]) -> str:
-    """Only where there is such a copy: other paths may be on a disk that both machines see."""
+    """Return the path of the copy if it exists. Other paths may be on a disk that both machines see."""
     for theirs, ours in places.items():
         if text == theirs:
             return ours

@@ -1,10 +1,10 @@
-"""A node agent: starts one worker on this machine for a controller on another one, and sees to its end.
+"""Starts one worker on this machine for a controller on another one, and ends it when the controller is gone.
 
     python -m penstock.worker.node_agent --connect tcp:HOST:PORT --name engine0 --incarnation 2
 
-It brings the user's files to this machine, sends on what the worker prints, answers heartbeats while the worker
-computes, and reports how the worker ended. When the controller is silent or gone it ends the worker: nothing
-goes on here that the controller has given up. It needs little memory, and no torch.
+This node agent copies the user's files to this machine, forwards what the worker prints, answers heartbeats
+while the worker computes, and reports how the worker ended. When the controller is silent or gone it ends the
+worker, so that nothing keeps running that the controller has given up. It needs little memory, and no torch.
 """
 
 import argparse
@@ -62,7 +62,7 @@ class NodeAgent:
         serve(Node, self, channel)
 
     async def run(self) -> None:
-        """Until the end of the worker is told, or nobody listens any more."""
+        """Serve until the end of the worker was reported, or the controller is gone."""
         waiting = [
             asyncio.ensure_future(one)
             for one in (self._channel.run(), self._orphaned(), self._told_and_left())
@@ -179,24 +179,24 @@ def check_sees(order: WorkerOrder) -> None:
 
 
 def worker_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """What a worker inherits: nothing of Ray's, whose token would open the cluster to a user's code."""
+    """Return what a worker inherits: nothing of Ray's, whose token would let a user's code into the cluster."""
     return {name: value for name, value in environ.items() if not name.startswith("RAY_")}
 
 
 def die_with_parent() -> None:
-    """Linux ends this process when the one that started it ends."""
+    """Let Linux end this process when its parent ends."""
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def compute_as_others() -> None:
-    """For the worker, which would inherit the agent's."""
+    """Give the worker normal priority, since it would inherit the agent's."""
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, AS_OTHERS)
 
 
 async def attend(address: str, name: str, token: str) -> int:
-    """Connect and serve; the exit code."""
+    """Connect and serve; return the exit code."""
     try:
         async with asyncio.timeout(CONNECT_S):
             channel = await connect(address, name, token)

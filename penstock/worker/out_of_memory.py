@@ -1,4 +1,4 @@
-"""Running out of GPU memory, said as a sentence that names the settings to turn. It imports without torch."""
+"""Reports running out of GPU memory in a sentence that names the settings to change. It imports without torch."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,7 +27,7 @@ def naming_settings(who: str, settings: str, kind: type[OutOfMemory] = OutOfMemo
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Our error, torch's own, and the driver's, which comes as a plain one."""
+    """Return whether this is our error, torch's own, or the driver's, which comes as a plain `RuntimeError`."""
     return (
         isinstance(error, OutOfMemory)
         or any(base.__name__ == "OutOfMemoryError" for base in type(error).__mro__)

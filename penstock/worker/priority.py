@@ -1,7 +1,8 @@
-"""Who computes first on a crowded machine: what answers heartbeats, then workers that start, then all the others.
+"""Orders processes on a crowded machine: first those that answer heartbeats, then workers that start, then
+others.
 
-A worker that starts has seconds of imports before it, and others wait for it. Going first needs a right that root
-has (`CAP_SYS_NICE`); without it everything goes on as it is.
+A worker that starts has seconds of imports before it, and others wait for it. Raising a priority needs a
+right that root has (`CAP_SYS_NICE`); without it nothing changes.
 """
 
 import contextlib
@@ -13,11 +14,11 @@ STARTING = -10
 AS_OTHERS = 0
 _THREADS = Path("/proc/self/task")
 _AUTOGROUP = Path("/proc/self/autogroup")
-"""Where Linux groups processes by session, niceness counts only within a group, and the group has its own."""
+"""Linux groups processes by session here. Niceness counts only within a group, and the group has its own."""
 
 
 def set_niceness(niceness: int) -> None:
-    """Of this process, all its threads, and its session, which it must lead."""
+    """Set the niceness of this process and all its threads, and of its session if it leads one."""
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, niceness)
     with contextlib.suppress(OSError):
@@ -29,8 +30,8 @@ def set_niceness(niceness: int) -> None:
             _AUTOGROUP.write_text(str(niceness))
 
 
-class GoingFirst:
-    """From its making until `end`. Whoever was put behind others (`nice`) stays there."""
+class RaisedPriority:
+    """Raises this process's priority until `end`, unless it was started with a lower one (`nice`)."""
 
     def __init__(self) -> None:
         self._before = os.getpriority(os.PRIO_PROCESS, 0)
@@ -39,7 +40,7 @@ class GoingFirst:
             set_niceness(min(self._before, STARTING))
 
     def end(self) -> None:
-        """Idempotent."""
+        """Restore the priority. Idempotent."""
         if self._is_first:
             self._is_first = False
             set_niceness(self._before)

@@ -1,4 +1,4 @@
-"""Third parties' start-up chatter stays out of worker logs, where only errors should catch the eye."""
+"""Keeps start-up messages of libraries out of worker logs, where only errors should catch the eye."""
 
 import logging
 

@@ -1,5 +1,5 @@
-"""A process that runs workflows: each episode in a thread, so that one that blocks stops neither the others nor the
-channel."""
+"""Turns a worker into a process that runs workflows. Each episode has a thread, so one that blocks stops neither
+the others nor the channel."""
 
 import asyncio
 from collections import Counter
@@ -16,10 +16,10 @@ from penstock.records import CallAnswer, Episode
 from penstock.rollout.episode_rollout import Rollout, TokenSource
 from penstock.rollout.episode_runner import TIMEOUT, failed_episode, run_episode
 from penstock.rollout.episode_spec import EpisodeSpec
-from penstock.rollout.episode_thread import EngineOfAnotherLoop, run_in_thread
+from penstock.rollout.episode_thread import CrossLoopEngine, run_in_thread
 from penstock.rollout.rollout_process import CallKeeper, Outcome, RolloutProcess, RolloutStart
 from penstock.rollout.workflow import Workflows, load_workflow
-from penstock.serve.agents.front_door import FrontDoor
+from penstock.serve.agents.agent_server import AgentServer
 from penstock.usercode import extend_search_path
 from penstock.worker.call_limits import CallLimits
 
@@ -41,8 +41,8 @@ async def start(
     default = load_workflow(request.workflow, http) if request.workflow is not None else None
     workflows = Workflows(default, http)
     client, keeper = remote(TokenSource, channel), remote(CallKeeper, channel)
-    engine = EngineOfAnotherLoop(client, asyncio.get_running_loop())
-    door = FrontDoor(
+    engine = CrossLoopEngine(client, asyncio.get_running_loop())
+    door = AgentServer(
         client,
         tokenizer,
         model=request.model,
@@ -57,7 +57,7 @@ async def start(
     limits = CallLimits(cpu_s=request.cpu_s)
 
     async def keep_call(answer: CallAnswer) -> None:
-        """From the thread of an episode."""
+        """Send a call to be kept, from the thread of an episode."""
         telling = asyncio.run_coroutine_threadsafe(keeper.keep_call(answer), here)
         await asyncio.wrap_future(telling)
 
@@ -93,8 +93,7 @@ async def start(
 
 
 class Tallies:
-    """How often what was said before was rewritten, and answers that nobody read, as counters of this process; and
-    a line at the first time."""
+    """Counts rewritten conversations and unread answers as counters of this process, and logs the first of each."""
 
     def __init__(self, events: Recorder) -> None:
         self._events = events

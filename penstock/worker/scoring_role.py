@@ -1,4 +1,5 @@
-"""A scoring process: user code in a thread, so that a hanging reward never hides that the run is over."""
+"""Turns a worker into a scoring process. User code runs in a thread, so a hanging reward can't hide the run's
+end."""
 
 import asyncio
 from collections.abc import Callable
@@ -25,7 +26,7 @@ async def start(
 ) -> ScoringReady:
     extend_search_path(request.search_path)
     config = RewardConfig.model_validate(request.reward)
-    # The environment shows the process its own GPU alone, which is then the first.
+    # CUDA_VISIBLE_DEVICES shows the process only its own GPU, which is then the first.
     device = "cpu" if config.device == "cpu" else "cuda:0"
     rewards = await asyncio.to_thread(load_functions, config, device=device)
     thread = RewardThread(rewards)

@@ -1,4 +1,4 @@
-"""A trainer process: builds the model, its reference, the trainer and the publisher of its weights."""
+"""Turns a worker into a trainer process: builds its model, its reference and the publisher of its weights."""
 
 import asyncio
 import json
@@ -25,7 +25,7 @@ from penstock.sync.bucket_layout import Slice
 from penstock.sync.config import SyncConfig
 from penstock.sync.private_group import bind_nccl
 from penstock.sync.publishers import AdapterPublisher, open_publisher
-from penstock.sync.transports import Rendezvous
+from penstock.sync.transports import Rendezvous, transport_of
 from penstock.trainer.adapter import TrainedAdapter
 from penstock.trainer.config import TrainerConfig
 from penstock.trainer.forward.packed_model import check_packed_attention
@@ -62,7 +62,7 @@ async def start(
 
     def warmed_up(task: "asyncio.Future[None]") -> None:
         error = None if task.cancelled() else task.exception()
-        # What the user can mend is the answer to the first step; the process stays to deliver that.
+        # A `UserError` is raised by the first step; the process stays to deliver it.
         if error is not None and not isinstance(error, UserError):
             fail(error)
 
@@ -71,7 +71,7 @@ async def start(
 
 
 def build_service(request: TrainerStart, events: Recorder) -> TrainerService:
-    """A rank of the trainer, with its weights published in this process."""
+    """Build a rank of the trainer, with its weights published in this process."""
     torch.set_num_threads(request.threads)
     config = TrainerConfig.model_validate(request.trainer)
     device = resolve_device(request.device)
@@ -92,9 +92,9 @@ def build_service(request: TrainerStart, events: Recorder) -> TrainerService:
     if request.rank == 0:
         for line in idle_corrections(algorithm):
             events.log(line)
-    # Masters are made from float32 weights. Weights that stay need none, and are only ever read as they compute.
+    # Master weights are made from float32 weights. Frozen weights need none, and load in the compute dtype.
     dtype = "float32" if request.lora is None else config.dtype
-    # A model that is split is whole on the host, and only its parts are on the devices.
+    # A model that is sharded is whole on the host, and only its shards are on the devices.
     is_split = RankLayout(parallel=config.parallel, rank=request.rank).is_sharded
     loaded_on = "cpu" if is_split else device
     model = load_model(
@@ -135,8 +135,8 @@ def build_service(request: TrainerStart, events: Recorder) -> TrainerService:
 
 
 def _add_adapter(request: TrainerStart, model: nn.Module) -> TrainedAdapter | None:
-    """None where all weights are trained. A checkpoint brings its own, so the one that the run began with need not
-    be there any more."""
+    """Add the adapter that is trained; return None where all weights are trained. A checkpoint brings its own
+    adapter, so the starting adapter's folder need not exist any more."""
     if request.lora is None:
         return None
     folder = Path(request.adapter) if request.adapter and not request.checkpoint else None
@@ -144,7 +144,7 @@ def _add_adapter(request: TrainerStart, model: nn.Module) -> TrainedAdapter | No
 
 
 def _own_device(device: str, rank: int, config: TrainerConfig) -> str:
-    """One GPU for each rank, of those that this process sees; a device that is named with its number stays."""
+    """Assign one of the visible GPUs to each rank. A device that is configured with its number stays."""
     if device != "cuda" or config.parallel.num_ranks == 1:
         return device
     return f"cuda:{rank % torch.cuda.device_count()}"
@@ -153,30 +153,30 @@ def _own_device(device: str, rank: int, config: TrainerConfig) -> str:
 def _join(
     request: TrainerStart, config: TrainerConfig, device: str, model: nn.Module
 ) -> "ProcessRanks | None":
-    """The other ranks; None where there are none. On several machines folders of one name may hold several
-    models."""
+    """Join the other ranks; return None if there are none. It checks that all have the same settings and model,
+    since folders of the same name may differ between machines."""
     if config.parallel.num_ranks == 1:
         return None
-    from penstock.trainer.parallel.process_ranks import check_alike, join_ranks
+    from penstock.trainer.parallel.process_ranks import check_same, join_ranks
 
     layout = RankLayout(parallel=config.parallel, rank=request.rank)
     ranks = join_ranks(layout, request.rendezvous, device)
     sections = json.dumps([request.trainer, request.algorithm, request.lora], sort_keys=True, default=str)
-    check_alike(ranks.world, sections.encode(), "settings")
-    check_alike(ranks.world, sample_of(model), "model")
+    check_same(ranks.world, sections.encode(), "settings")
+    check_same(ranks.world, sample_of(model), "model")
     return ranks
 
 
 def bind_broadcasts(section: SyncConfig, device: str, environ: MutableMapping[str, str]) -> None:
-    """Before ranks make a group among themselves: NCCL keeps to the interface that it was first told."""
-    if section.transport == "collective" and device.startswith("cuda"):
+    """Set NCCL's interface before ranks form a group, because NCCL keeps the first interface that it was given."""
+    if transport_of(section.transport).uses_nccl and device.startswith("cuda"):
         bind_nccl(section.interface, environ)
 
 
 def _open_publisher(
     request: TrainerStart, model: nn.Module, trainer: PolicyTrainer, adapter: TrainedAdapter | None
 ) -> WeightPublisher:
-    """Of all weights, or of those below an adapter and then of the adapter."""
+    """Open a publisher of all weights, or of the weights below an adapter and then of the adapter."""
     starting = trainer.trained.starting_weights()
     slices = {
         name: Slice(shard.shape, shard.start)

@@ -1,5 +1,5 @@
-"""What a trainer process is asked: steps run in one thread, in order; beside them, snapshots are hashed in a second
-one and checkpoints are written in a third."""
+"""Serves the calls to a trainer process. Steps run in one thread, in order; a second thread hashes snapshots
+beside them, and a third writes checkpoints."""
 
 import asyncio
 import shutil
@@ -30,11 +30,11 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 SLOWER = 10.0
-"""A step that takes so many times as long as the longest so far hangs."""
+"""A step that takes this many times as long as the longest so far counts as hanging."""
 
 
 class TrainerService:
-    """`penstock.records.interfaces.Trainer`: one rank's trainer and the publisher of its weights."""
+    """Implements `penstock.records.interfaces.Trainer` with one rank's trainer and the publisher of its weights."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class TrainerService:
         version: int = 0,
     ) -> None:
         self._longest_s = 0.0
-        """Of the steps so far, and of the warm-up, which compiles."""
+        """The longest of the steps so far and the warm-up, which compiles."""
         self._policy = policy
         self._first_version = version
         self._trainer = trainer
@@ -62,7 +62,7 @@ class TrainerService:
         for number, weights in enumerate(trainer.trained.starting_weights(), start=version):
             publisher.snapshot(number, weights)
 
-        # Beside the start of engines. What follows in the same thread waits for it.
+        # Runs while the engines start. Later work in the same thread waits for it.
         self.warmed_up = self._stepping.submit(self._warm_up)
 
     @property
@@ -80,7 +80,7 @@ class TrainerService:
             return await _in(self._publishing, partial(self._publisher.describe, version, full=full))
 
     async def send(self, version: int) -> None:
-        """Cancelled, it ends soon all the same: the engines that it was sent to are told."""
+        """Send the version to the engines. When cancelled, it still ends soon, since the receivers are notified."""
         sending = asyncio.ensure_future(_in(self._publishing, self._send, version))
         try:
             await asyncio.shield(sending)
@@ -103,7 +103,7 @@ class TrainerService:
         return await asyncio.shield(asyncio.wrap_future(self._checkpoints.written()))
 
     def close(self) -> None:
-        """Take back what was published: files in a folder that others see go."""
+        """Close the publisher, which removes the files that it published."""
         self._publisher.close()
 
     def _warm_up(self) -> None:
@@ -139,24 +139,25 @@ class TrainerService:
                 self._publisher.snapshot(plan.publishes, self._trainer.weights())
         seconds = {**result.seconds, "snapshot": time.perf_counter() - start}
         self._longest_s = max(self._longest_s, self._events.now() - begin)
-        tell_parts(self._events, plan.step, begin, seconds)
+        record_parts(self._events, plan.step, begin, seconds)
         return msgspec.structs.replace(result, seconds=seconds)
 
     def _train(self, plan: StepPlan) -> StepResult:
-        """Where there is no room for the plan and nothing has changed, smaller micro-batches may be tried."""
+        """Run the step. If memory runs out and nothing has changed, raise `StepTooLarge`, to try smaller
+        micro-batches."""
         try:
             return self._trainer.step(plan)
         except RuntimeError as error:
             if not is_out_of_memory(error) or not self._trainer.undo_step():
                 raise
             cause = error
-        # Outside of the handler, whose traceback would hold the tensors of the step.
+        # Outside the handler, whose traceback would keep the tensors of the step alive.
         with naming_settings("the trainer", TRAINER, StepTooLarge):
             raise cause.with_traceback(None)
 
     def _save(self, folder: Path) -> None:
         self.warmed_up.result()
-        self._checkpoints.settle()  # a run that ends may end this process next
+        self._checkpoints.settle()  # when the run ends, this process may be ended next
         ranks = self._trainer.checkpoint_ranks or SingleRank()
         try:
             with (
@@ -164,7 +165,7 @@ class TrainerService:
                 self._events.pulse.phase("saving", LONG_S),
                 joint_folder(folder, ranks) as unnamed,
             ):
-                sums = self._trainer.save(unnamed)  # the others give their parts to the first, which writes
+                sums = self._trainer.save(unnamed)  # the first rank gathers all parts and writes
                 if ranks.rank == 0:
                     self._tokenizer.save(unnamed)
                     write_checksums(unnamed, sums)
@@ -173,7 +174,7 @@ class TrainerService:
                 raise
             free = shutil.disk_usage(folder.parent).free
             what = str(error)
-            if not isinstance(error, DiskFull):  # no room for what comes before the weights, or beside them
+            if not isinstance(error, DiskFull):  # raised while writing something other than the weights
                 what += f"; its weights need {self._trainer.trained.saved_bytes:,} bytes"
             raise DiskFull(f"{folder} can't be written: {what}, and {free:,} bytes are free") from error
 
@@ -183,9 +184,9 @@ class TrainerService:
             self._checkpoints.begin(request)
 
 
-def tell_parts(events: Recorder, step: int, begin: float, seconds: Mapping[str, float]) -> None:
-    """A step and its parts, as spans. Parts that took turns over micro-batches are laid end to end, in the order in
-    which they first came: their lengths are right, their places inside the step are not."""
+def record_parts(events: Recorder, step: int, begin: float, seconds: Mapping[str, float]) -> None:
+    """Record a step and its parts as spans. Parts that alternated over micro-batches are laid end to end, in the
+    order in which they first came: their lengths are right, their positions inside the step are not."""
     end = events.now()
     events.span("step", "step", begin, end, step=step)
     for part, length in seconds.items():

@@ -108,5 +108,5 @@ def test_what_a_users_function_raises_or_returns_amiss_is_a_sentence_that_names_
 def test_a_config_is_read_without_executing_a_users_file(tmp_path):
     registry = Registry("thing", takes=("value",))
     registry.check_name(f"{tmp_path}/not_there.py:scale", {"by": 1})
-    with pytest.raises(ConfigError, match="one of your own is named by path: module:function or file.py"):
+    with pytest.raises(ConfigError, match="name your own by path: module:function or file.py"):
         registry.check_name("scale", {})

@@ -128,7 +128,8 @@ def test_a_controller_that_does_not_know_the_token_gets_no_worker(sends_back: bo
     async def main() -> None:
         async with answering(pretend) as where:
             with pytest.raises(
-                UserError, match="who answered does not know the run's token, so nothing was taken"
+                UserError,
+                match="the process that answered does not know the run's token, so nothing was taken",
             ):
                 await connect(where, "one.1", "token")
 

@@ -43,7 +43,7 @@ def test_a_run_that_was_killed_is_told_its_last_words_and_how_to_go_on(run: Simu
         "trainer said last:",
         "    Traceback",
         "    MemoryError",
-        f"`penstock resume {run.folder}` goes on from step 6",
+        f"`penstock resume {run.folder}` resumes from step 6",
     ]
 
 
@@ -62,13 +62,13 @@ def test_a_run_that_was_stopped_is_told_how_to_go_on(run: SimulatedRun) -> None:
     summary.write_text(summary.read_text().replace('"stopped_early": false', '"stopped_early": true'))
     lines = list(diagnose(str(run.folder)))
     assert lines[0] == f"{run.folder}: was stopped, and saved its model"
-    assert lines[-1] == f"`penstock resume {run.folder}` goes on from step 6"
+    assert lines[-1] == f"`penstock resume {run.folder}` resumes from step 6"
 
 
 def test_a_run_that_goes_on_without_a_trainer_is_told_so(run: SimulatedRun) -> None:
     with held(run.folder):
         lines = list(diagnose(str(run.folder)))
-    assert lines[0] == f"{run.folder}: goes on"
+    assert lines[0] == f"{run.folder}: is running"
     assert "there is no trainer now: the run starts, or starts another one" in lines
 
 

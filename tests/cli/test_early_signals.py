@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli.early_signals import Stopped, ending_at_once
+from penstock.cli.early_signals import Stopped, stopping_on_signals
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_the_block_with_a_sentence(number: signal.Signals) -> None:
     before = signal.signal(number, signal.default_int_handler)
     try:
-        with pytest.raises(Stopped, match=r"^ended by hand$"), ending_at_once("ended by hand"):
+        with pytest.raises(Stopped, match=r"^ended by hand$"), stopping_on_signals("ended by hand"):
             os.kill(os.getpid(), number)
         assert signal.getsignal(number) is signal.default_int_handler
     finally:
@@ -24,7 +24,7 @@ def test_a_signal_ends_the_block_with_a_sentence(number: signal.Signals) -> None
 def test_what_nohup_ignores_stays_ignored() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with ending_at_once(""):
+        with stopping_on_signals(""):
             os.kill(os.getpid(), signal.SIGHUP)
     finally:
         signal.signal(signal.SIGHUP, before)
@@ -34,7 +34,7 @@ def test_other_threads_leave_signals_alone() -> None:
     before, seen = signal.getsignal(signal.SIGTERM), []
 
     def work() -> None:
-        with ending_at_once(""):
+        with stopping_on_signals(""):
             seen.append(signal.getsignal(signal.SIGTERM))
 
     thread = threading.Thread(target=work)

@@ -77,7 +77,7 @@ class NotingLog(NoGroupLog):
         super().__init__()
         self.covered: list[int] = []
 
-    def append(self, record: AttemptRecord, *, hurry: bool = False) -> Awaitable[None]:
+    def append(self, record: AttemptRecord, *, urgent: bool = False) -> Awaitable[None]:
         assert isinstance(record, CheckpointKept)
         self.covered.append(record.step)
         return super().append(record)
@@ -154,7 +154,7 @@ def test_one_that_can_not_be_written_is_told_and_the_others_stay(tmp_path: Path,
         disk.trainer.checkpoint = nothing
     assert disk.write(stand(4)) == [2]
     assert disk.lines == [
-        "the checkpoint of step 4 could not be written: No space left on device; the run goes on"
+        "the checkpoint of step 4 could not be written: No space left on device; the run continues"
     ]
     assert log.covered == [2]
     assert disk.failures == [(4, "No space left on device")]

@@ -169,14 +169,14 @@ def test_a_group_that_a_step_waits_for_is_on_the_disk_at_once(tmp_path: Path) ->
     async def scene() -> None:
         now = asyncio.get_running_loop().time
         async with open_log(tmp_path, files=PowerLossFiles(), in_thread=SlowDisk()) as log:
-            for number, hurry in enumerate([False, False, True]):
+            for number, urgent in enumerate([False, False, True]):
                 await log.append(
                     GroupAdmitted(
                         ticket=ticket(number), task_id=f"t{number}", prompt="p", num_taken=number + 1
                     )
                 )
                 begun = now()
-                await log.append(scored_record(number, scored(number, [0]), None), hurry=hurry)
+                await log.append(scored_record(number, scored(number, [0]), None), urgent=urgent)
                 took.append(round(now() - begun, 3))
 
     run_in_virtual_time(scene())

@@ -64,7 +64,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         yield disk
 
 
-class Told:
+class Subscription:
     """Lines for a person, and the moment at which the disk is said to be full."""
 
     def __init__(self) -> None:
@@ -78,7 +78,7 @@ class Told:
 
 
 def test_a_small_filesystem_that_is_enlarged(small_disk: Path) -> None:
-    store, told = MemoryBlobs(), Told()
+    store, told = MemoryBlobs(), Subscription()
 
     async def scene() -> list[Group]:
         async with open_log(small_disk / "journal", blobs=store, say=told, retry_s=0.05) as log:
@@ -92,7 +92,7 @@ def test_a_small_filesystem_that_is_enlarged(small_disk: Path) -> None:
     check(small_disk / "journal", groups)
     assert told.lines[0].startswith("the disk is full: the run waits, and loses nothing; make room")
     assert "No space left on device" in told.lines[0]
-    assert told.lines[-1] == "the disk has room again: the run goes on, and nothing was lost"
+    assert told.lines[-1] == "the disk has room again: the run continues, and nothing was lost"
 
 
 def test_a_limit_for_files_that_is_lifted(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_a_limit_for_files_that_is_lifted(tmp_path: Path) -> None:
 
 
 def _play_limit(folder: Path) -> None:
-    store, told = MemoryBlobs(), Told()
+    store, told = MemoryBlobs(), Subscription()
     _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     async def scene() -> list[Group]:

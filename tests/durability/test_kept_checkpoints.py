@@ -44,6 +44,15 @@ def test_leftovers_are_swept_and_links_name_what_is_there(folder: Path) -> None:
     assert (folder / "best").readlink() == Path("step-2")
 
 
+def test_a_model_whose_replacement_was_killed_between_two_names_comes_back(tmp_path: Path) -> None:
+    for name, text in ((".model.a1/old", "before"), (".model.b2", "half named")):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "config.json").write_text(text)
+    sweep_unfinished(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    assert (tmp_path / "model" / "config.json").read_text() == "before"
+
+
 def test_rewards_stay_with_their_checkpoints(folder: Path) -> None:
     keep_reward(folder / "step-2", 0.25)
     keep_reward(folder / "step-4", math.nan)

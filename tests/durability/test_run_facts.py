@@ -25,5 +25,5 @@ def test_a_folder_of_another_format_is_refused(tmp_path: Path) -> None:
 
 def test_a_broken_file_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text("{")
-    with pytest.raises(UserError, match="can't be read .* remove it to go on without it"):
+    with pytest.raises(UserError, match="can't be read .* remove it to continue without it"):
         read_facts(tmp_path)

@@ -34,13 +34,13 @@ class Held:
     """A stream that goes on when the test says so."""
 
     def __init__(self) -> None:
-        self.may_end = asyncio.Event()
+        self.can_resume_after = asyncio.Event()
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()
         await response.prepare(request)
         await response.write(b"begun")
-        await self.may_end.wait()
+        await self.can_resume_after.wait()
         await response.write(b"ended")
         return response
 
@@ -143,7 +143,7 @@ def test_a_body_and_a_stream_take_as_long_as_they_take() -> None:
             await limit_passed(server)
             body[1].write(b"d")
             assert (await body[0].readuntil(b"abcd")).startswith(b"HTTP/1.1 200 ")
-            held.may_end.set()
+            held.can_resume_after.set()
             await stream[0].readuntil(b"ended")
             for _, writer in (body, stream):
                 writer.close()

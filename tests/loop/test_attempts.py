@@ -141,7 +141,7 @@ def test_a_task_that_was_put_back_is_tried_again_once() -> None:
     ("records", "message"),
     [
         ([admitted(0), admitted(0)], "group 0 was admitted before, with task 't0'"),
-        ([admitted(0), finished(0), GroupResumed(number=0)], "group 0 is scored, so it can't go on"),
+        ([admitted(0), finished(0), GroupResumed(number=0)], "group 0 is scored, so it can't be resumed"),
         ([finished(0)], "group 0 was never admitted, or ended long ago"),
         ([admitted(0), finished(0), finished(0)], "group 0 is scored, so it can't become scored"),
         (

@@ -307,8 +307,8 @@ class Stands:
     def is_due(self, step: int) -> bool:
         return True
 
-    async def begin(self, stand: Resume) -> None:
-        self.taken.append(stand)
+    async def begin(self, point: Resume) -> None:
+        self.taken.append(point)
         await asyncio.sleep(0.5)
 
     async def settle(self) -> None:
@@ -319,7 +319,7 @@ def test_a_synchronous_run_has_no_group_under_way_in_its_checkpoints() -> None:
     """So that a run which goes on from one has the same numbers and tasks as one that was never stopped."""
     stands = Stands()
     build(max_staleness=0, steps=5, filter_zero_variance=True, checkpoints=stands)
-    gates = [stand.gate for stand in stands.taken]
+    gates = [point.gate for point in stands.taken]
     assert [gate.step for gate in gates] == [1, 2, 3, 4, 5]
     assert all(not gate.running and not gate.ready for gate in gates)
     assert [gate.num_admitted for gate in gates] == [2, 4, 6, 8, 10]

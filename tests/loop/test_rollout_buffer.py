@@ -25,7 +25,7 @@ from tests.loop.test_admission import scored
 class SlowLog(MemoryGroupLog):
     """A disk: what somebody waits for takes a second, and only then it counts."""
 
-    def append(self, record: AttemptRecord, *, hurry: bool = False) -> Awaitable[None]:
+    def append(self, record: AttemptRecord, *, urgent: bool = False) -> Awaitable[None]:
         if isinstance(record, GroupAdmitted | GroupScored | GroupsTrained | GroupDropped):
             return self._slowly(record)
         return super().append(record)
@@ -78,16 +78,16 @@ def test_a_finished_group_counts_only_when_it_is_logged() -> None:
 
 
 class NotingLog(MemoryGroupLog):
-    """Notes which groups were said to be in a hurry, and takes a second for each."""
+    """Notes which groups were said to be urgent, and takes a second for each."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.hurried: list[int] = []
+        self.urgent_ones: list[int] = []
 
-    def append(self, record: AttemptRecord, *, hurry: bool = False) -> Awaitable[None]:
+    def append(self, record: AttemptRecord, *, urgent: bool = False) -> Awaitable[None]:
         if not isinstance(record, GroupScored):
             return super().append(record)
-        self.hurried += [record.number] if hurry else []
+        self.urgent_ones += [record.number] if urgent else []
         return self._slowly(record)
 
     async def _slowly(self, record: AttemptRecord) -> None:
@@ -104,16 +104,16 @@ def test_the_log_hurries_with_the_group_that_completes_a_step_somebody_waits_for
             await buffer.start(ticket, task(ticket.number))
         await buffer.finish(tickets[0], scored(0, [0]))
         await buffer.finish(tickets[1], scored(1, [0]))
-        assert log.hurried == []  # two are enough, and nobody waits
+        assert log.urgent_ones == []  # two are enough, and nobody waits
         await buffer.take_step()
         taking = asyncio.create_task(buffer.take_step())
         await asyncio.sleep(0)
         await asyncio.gather(*(buffer.finish(one, scored(one.number, [0])) for one in tickets[2:4]))
-        assert log.hurried == [3]
+        assert log.urgent_ones == [3]
         await taking
         await buffer.finish(tickets[4], scored(4, [0]))
         await buffer.finish(tickets[5], scored(5, [0]))
-        assert log.hurried == [3]
+        assert log.urgent_ones == [3]
 
     play(scene())
 

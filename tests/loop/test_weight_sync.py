@@ -263,7 +263,7 @@ def test_an_engine_that_never_loads_what_was_published_leaves() -> None:
         assert (len(bad.asked_at), len(good.asked_at)) == (2, 3)
         assert world.log()[-1] == (
             "engine0 leaves the run: it could not be brought to version 0 in 2 attempts (layer 3 differs); "
-            "others go on with its 0 requests"
+            "others continue with its 0 requests"
         )
 
     play(scene)
@@ -371,7 +371,7 @@ def test_engines_that_fail_for_good_leave_and_the_others_go_on() -> None:
         assert len(engines[1].updates) == 1  # what it has is not sent again
         assert world.log()[-1] == (
             "engine0 leaves the run: it could not be brought to version 0 in 2 attempts (its disk is full); "
-            "others go on with its 0 requests"
+            "others continue with its 0 requests"
         )
         assert world.trainer.released == [(0, True)]
         await world.step(1)

@@ -25,7 +25,7 @@ def test_the_models_own_attention_passes():
 def test_what_differs_past_a_limit_is_refused_with_the_context_that_is_right():
     message = (
         r"Exaone4 can't be served with contexts of 8000 tokens: the model has a sliding window of 4096 tokens, and "
-        r"past that our attention is not its own \(off by [\d.]+ nats .*\); set engine.max_context to at most 4096"
+        r"past that our attention differs from the model's own \(off by [\d.]+ nats .*\); set engine.max_context to at most 4096"
     )
     with pytest.raises(UserError, match=message):
         check_attention(families.exaone4(), max_context=8000, ours=without_windows, doing="served")
@@ -34,7 +34,8 @@ def test_what_differs_past_a_limit_is_refused_with_the_context_that_is_right():
 
 def test_what_differs_always_is_refused():
     with pytest.raises(
-        UserError, match=r"^Llama can't be trained: our attention is not its own \(off by 1 nats"
+        UserError,
+        match=r"^Llama can't be trained: our attention differs from the model's own \(off by 1 nats",
     ):
         check_attention(
             families.llama(),

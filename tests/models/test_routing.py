@@ -21,7 +21,7 @@ def routers_of(model: nn.Module) -> Routers:
 def record(model: nn.Module, routers: Routers) -> tuple[torch.Tensor, torch.Tensor]:
     """Logits, and the ids (layers, tokens, k) that were chosen on the way."""
     recording = Recording(routers.shape.num_layers)
-    with routers.seen_by(recording), torch.no_grad():
+    with routers.observed_by(recording), torch.no_grad():
         logits = model(input_ids=TOKENS).logits
     return logits, torch.stack([ids for ids in recording.ids if ids is not None])
 
@@ -51,7 +51,7 @@ def test_replaying_what_was_recorded_changes_no_bit(family: str) -> None:
     logits, ids = record(model, routers)
     torch.testing.assert_close(logits, free_logits, rtol=0, atol=0)
     replay = Replay(ids, torch.ones(TOKENS.shape[1], dtype=torch.bool))
-    with routers.seen_by(replay):
+    with routers.observed_by(replay):
         replayed_logits, replayed = gradients(model)
     assert torch.equal(replayed_logits, free_logits)
     assert int(replay.num_flipped) == 0
@@ -71,7 +71,7 @@ def test_other_experts_are_taken_where_others_were_recorded(family: str) -> None
     free_logits, ids = record(model, routers)
     other = (ids + 1) % EXPERTS
     replay = Replay(other, torch.ones(TOKENS.shape[1], dtype=torch.bool))
-    with routers.seen_by(replay):
+    with routers.observed_by(replay):
         logits, found = gradients(model)
     assert float((logits - free_logits).abs().max()) > 0.01
     assert int(replay.num_flipped) > 0
@@ -83,7 +83,7 @@ def test_a_token_without_a_record_keeps_the_live_choice() -> None:
     routers = routers_of(model)
     free_logits, ids = record(model, routers)
     known = torch.arange(TOKENS.shape[1]) >= 10
-    with routers.seen_by(Replay((ids + 1) % EXPERTS, known)), torch.no_grad():
+    with routers.observed_by(Replay((ids + 1) % EXPERTS, known)), torch.no_grad():
         logits = model(input_ids=TOKENS).logits
     torch.testing.assert_close(logits[:, :10], free_logits[:, :10], rtol=0, atol=1e-5)
     assert float((logits[:, 10:] - free_logits[:, 10:]).abs().min(dim=-1).values.max()) > 1e-3
@@ -115,7 +115,7 @@ def test_records_of_another_length_are_an_error() -> None:
     _, ids = record(model, routers)
     replay = Replay(ids[:, :5], torch.ones(5, dtype=torch.bool))
     with (
-        routers.seen_by(replay),
+        routers.observed_by(replay),
         pytest.raises(ValueError, match=r"shape \(24, 2\), and \(5, 2\) are recorded"),
     ):
         model(input_ids=TOKENS)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import TaskError, UserError
-from penstock.models.tokenizer import ChatTokenizer, KeptPrompts, check_prompts, model_context
+from penstock.models.tokenizer import ChatTokenizer, PromptCache, check_prompts, model_context
 from penstock.records import Message, Task
 
 TEMPLATE = (
@@ -261,7 +261,7 @@ def test_a_prompt_is_encoded_once_and_the_oldest_are_forgotten() -> None:
         asked.append(prompt)
         return [ord(letter) for letter in prompt]
 
-    kept = KeptPrompts(encode, max_tokens=5)
+    kept = PromptCache(encode, max_tokens=5)
     first = kept.token_ids("ab")
     first.append(0)  # the caller's own
     assert kept.token_ids("ab") == [97, 98]
@@ -276,7 +276,7 @@ def test_a_prompt_is_encoded_once_and_the_oldest_are_forgotten() -> None:
 
 def test_one_that_is_too_long_is_kept_until_the_next() -> None:
     asked = []
-    kept = KeptPrompts(lambda prompt: asked.append(prompt) or [0] * prompt, max_tokens=5)
+    kept = PromptCache(lambda prompt: asked.append(prompt) or [0] * prompt, max_tokens=5)
     assert kept.token_ids(9) == kept.token_ids(9) == [0] * 9
     kept.token_ids(1)
     kept.token_ids(9)

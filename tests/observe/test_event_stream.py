@@ -41,7 +41,7 @@ def test_a_reader_that_fails_is_reported_once_and_detached() -> None:
     assert [event for event in other.events if event in ONE_OF_EACH] == list(ONE_OF_EACH)
     lines = [event.line for event in other.events if isinstance(event, LogLine)]
     assert lines[0] == (
-        "metrics.jsonl failed and gets no more of this run (OSError: no space left); the run goes on"
+        "metrics.jsonl failed and gets no more of this run (OSError: no space left); the run continues"
     )
     assert len(lines) == 2  # the other is one of the examples
 
@@ -65,7 +65,7 @@ def test_a_reader_that_fails_to_close_keeps_nobody_from_closing() -> None:
     stream.close()
     assert other.closed
     assert [event.line for event in other.events if isinstance(event, LogLine)] == [
-        "wandb failed and gets no more of this run (OSError: gone); the run goes on"
+        "wandb failed and gets no more of this run (OSError: gone); the run continues"
     ]
 
 

@@ -3,14 +3,14 @@ import asyncio
 import pytest
 
 from penstock.page.open_runs import OpenRuns
-from penstock.page.page_process import nobody_looks
+from penstock.page.page_process import wait_unwatched
 
 
 def test_it_stays_while_a_page_is_open_and_a_little_longer() -> None:
     async def main() -> None:
         runs = OpenRuns([])
         with runs.watching(), runs.watching():
-            leaving = asyncio.create_task(nobody_looks(runs, 0.01))
+            leaving = asyncio.create_task(wait_unwatched(runs, 0.01))
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.1):
                     await asyncio.shield(leaving)
@@ -23,7 +23,7 @@ def test_it_stays_while_a_page_is_open_and_a_little_longer() -> None:
 def test_a_page_that_comes_back_in_time_keeps_it() -> None:
     async def main() -> None:
         runs = OpenRuns([])
-        leaving = asyncio.create_task(nobody_looks(runs, 5.0))
+        leaving = asyncio.create_task(wait_unwatched(runs, 5.0))
         await asyncio.sleep(0)
         with runs.watching():
             await asyncio.sleep(0)

@@ -143,7 +143,7 @@ def test_what_is_sent_must_fit_into_what_was_chosen() -> None:
 def test_a_resolved_config_is_final() -> None:
     first = resolve_auto(PenstockConfig(), (H200,), num_parameters=LARGE)
     again = resolve_auto(first.config, (), num_parameters=0)
-    assert (again.config, again.choices, again.of_engine) == (first.config, (), "")
+    assert (again.config, again.choices, again.engine_choices) == (first.config, (), "")
 
 
 def test_the_line_says_what_and_why() -> None:
@@ -153,7 +153,7 @@ def test_the_line_says_what_and_why() -> None:
         "engine.embedded.compile=off, trainer.compile=off (0.3M parameters, on from 100M), "
         "sync.transport=cuda_ipc (one GPU)"
     )
-    assert resolved.of_engine == (
+    assert resolved.engine_choices == (
         "auto, on NVIDIA H200: engine.dtype=bfloat16, engine.embedded.compile=off (0.3M parameters, on from 100M)"
     )
     on_cpu = resolve_auto(PenstockConfig(), (), num_parameters=0)
@@ -174,7 +174,7 @@ def test_experts_are_recorded_in_runs_that_train_a_model_with_some() -> None:
     for config in (PenstockConfig(), asked_for):
         evaluated = resolve_auto(config, num_experts=8, trains=False)
         assert evaluated.config.engine.record_routing == "off"
-        assert "record_routing" not in evaluated.of_engine
+        assert "record_routing" not in evaluated.engine_choices
     assert resolve_auto(asked_for).config.engine.record_routing == "on"
     off = build(PenstockConfig, {"engine": {"record_routing": "off"}})
     assert resolve_auto(off, num_experts=8).config.engine.record_routing == "off"

@@ -130,6 +130,9 @@ def test_alone_on_a_gpu_engines_take_nine_tenths() -> None:
     apart = plan(H200, H200, model={"device": "cuda:1"}, engine={"device": "cuda:0"})
     assert (apart.trainer, apart.published, apart.memory_share) == (0, 0, 0.9)
     assert plan(H200, engine={"embedded": {"memory_share": 0.25}}).memory_share == 0.25
+    assert plan(H200, engine={"kind": "vllm", "vllm": {"memory_share": 0.25}}).memory_share == 0.25
+    open_share = plan(H200).memory_share
+    assert plan(H200, engine={"kind": "vllm", "vllm": {"max_batch": 512}}).memory_share == open_share
     assert plan(H200, engine={"embedded": {"kv_tokens": 1000}}).cache == 1000 * 2 * 14336
     words = "memory of H200 (150.0 GB): trainer about 43.9 GB, on a GPU of its own; engine at most 135.0 GB, with a"
     assert str(apart).startswith(words)
@@ -193,6 +196,11 @@ def test_nothing_is_planned_without_a_gpu() -> None:
             (H200,),
             {"engine": {"embedded": {"memory_share": 0.03}}},
             r"for a cache for one sequence of 1000 tokens\), and may take 4\.5 GB .*; raise engine\.embedded\.memory_share or",
+        ),
+        (
+            (H200,),
+            {"engine": {"kind": "vllm", "vllm": {"memory_share": 0.8}}},
+            r"^engine\.vllm\.memory_share must be at most 0\.6\d beside",
         ),
         (
             (SMALL, H200),

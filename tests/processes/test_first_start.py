@@ -7,7 +7,7 @@ import pytest
 
 from penstock.config.loader import build
 from penstock.config.root import PenstockConfig
-from penstock.durability.kept_work import KeptWork
+from penstock.durability.work_replay import WorkReplay
 from penstock.errors import OutOfMemory, UserError, WorkerDied
 from penstock.observe.writers.recoveries_jsonl import read_recoveries
 from penstock.planner.simulation import SimulatedTokenizer
@@ -81,7 +81,7 @@ def test_a_rollout_worker_that_dies_while_it_starts_is_started_again(tmp_path: P
     async def main() -> None:
         workers = ScriptedWorkers(Kill(victim="rollout1", who="rollout1", where=where))
         async with asyncio.timeout(LONGEST_S), ScriptedLauncher(workers) as launcher:
-            await start_episodes(launcher, prepared, KeptWork(engine=sevens()))
+            await start_episodes(launcher, prepared, WorkReplay(engine=sevens()))
             assert workers.launches == {"rollout0": 1, "rollout1": 2}
 
     asyncio.run(main())

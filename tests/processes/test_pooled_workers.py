@@ -9,7 +9,7 @@ from penstock.observe.event_stream import EventStream
 from penstock.observe.events import RecoveryEvent
 from penstock.observe.readers import MemoryReader
 from penstock.planner.virtual_time import run_in_virtual_time
-from penstock.processes.pooled_workers import PoolCare, PooledWorker
+from penstock.processes.pooled_workers import PooledWorker, PoolWatches
 from penstock.processes.replaceable import ReplaceableWorker
 
 
@@ -81,7 +81,7 @@ class Scene:
         await place.start()
         events = self.stream.of("controller")
         self.worker = PooledWorker(place, echo, events)
-        self.pool, care = Pool(self.worker), PoolCare(events)
+        self.pool, care = Pool(self.worker), PoolWatches(events)
         care.over([self.worker], self.pool)
         self.watching = asyncio.ensure_future(care.watches[0].died())
         await asyncio.sleep(0.1)

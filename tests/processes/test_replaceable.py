@@ -68,7 +68,7 @@ def test_a_worker_has_no_channel_before_it_has_started() -> None:
                 with pytest.raises(ChannelClosed, match="has not been started"):
                     seen.append(worker.channel)
 
-            worker.begin_with(start)
+            worker.set_start(start)
             await worker.start()
             assert seen == []
             assert not worker.channel.closed

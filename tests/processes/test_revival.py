@@ -248,7 +248,7 @@ def test_a_worker_that_dies_is_started_and_put_back_to_work() -> None:
         assert stage.owner.told == ["lost", "prepare", "returned"]
         assert stage.recoveries() == [(2, "it was killed", 3.0)]
         assert stage.lines() == [
-            "it was killed; it is started again, and the others go on",
+            "it was killed; restarting it; the others keep running",
             "engine0 is back at work, 3.0 s after it was lost",
         ]
 
@@ -261,7 +261,7 @@ def test_a_start_that_fails_is_tried_again_after_a_while() -> None:
         stage.place.die("it was killed")
         await asyncio.sleep(10)
         assert stage.recoveries() == [(2, "no memory", 3.0 + 1.0 + 3.0)]
-        assert "no memory; it is started again in 1 s, and the others go on" in stage.lines()
+        assert "no memory; restarting it in 1 s; the others keep running" in stage.lines()
 
     play(scene)
 

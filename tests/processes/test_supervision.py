@@ -5,7 +5,7 @@ import pytest
 
 from penstock.errors import ChannelClosed, PenstockError, UserError, WorkerDied
 from penstock.processes import supervision as module
-from penstock.processes.supervision import Gathering, in_a_sentence, supervised
+from penstock.processes.supervision import Gathering, as_penstock_error, supervised
 from penstock.run.workers import LaunchedEngine
 from tests.processes.launchers.task_launcher import InProcessLauncher
 from tests.run.scripted_worker import place, serve_scripted
@@ -54,7 +54,7 @@ def test_a_channel_that_closed_without_a_death_is_told_as_it_is(monkeypatch: pyt
         raise ChannelClosed("the pool is closed")
 
     async def main() -> None:
-        monkeypatch.setattr(module, "LAST_WORDS_S", 0.0)
+        monkeypatch.setattr(module, "ANSWER_GRACE_S", 0.0)
         with pytest.raises(ChannelClosed, match="the pool is closed"):
             await supervised(fails(), [Immortal()])
 
@@ -75,7 +75,7 @@ def test_an_error_that_nobody_expected_is_a_sentence_with_its_traceback_in_a_fil
                 inner.create_task(fails())
 
     with pytest.raises(PenstockError) as raised:
-        asyncio.run(in_a_sentence(fails_in_groups() if grouped else fails(), tmp_path))
+        asyncio.run(as_penstock_error(fails_in_groups() if grouped else fails(), tmp_path))
     assert str(raised.value) == (
         "OSError: [Errno 24] Too many open files: 'scale.json'; this was not expected, and its traceback is in "
         f"{tmp_path}/error.txt"
@@ -92,7 +92,7 @@ def test_errors_of_ours_are_told_as_they_are(tmp_path: Path) -> None:
             raise UserError("a setting is wrong")
 
     with pytest.raises(UserError, match="a setting is wrong"):
-        asyncio.run(in_a_sentence(fails(), tmp_path))
+        asyncio.run(as_penstock_error(fails(), tmp_path))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -103,7 +103,7 @@ def test_a_traceback_that_can_not_be_written_hides_no_error(tmp_path: Path) -> N
     with pytest.raises(
         PenstockError, match=r"^KeyError: 'reward'; .* can't be written: No such file or directory$"
     ):
-        asyncio.run(in_a_sentence(fails(), tmp_path / "gone"))
+        asyncio.run(as_penstock_error(fails(), tmp_path / "gone"))
 
 
 class Fated:

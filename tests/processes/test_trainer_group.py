@@ -121,14 +121,14 @@ def test_of_several_errors_the_one_that_says_most_is_raised(faults: Any, heard: 
     ("fault", "raised", "sentence"),
     [
         (UserError("no such expert"), UserError, "no such expert"),
-        (RemoteError("bad"), TrainerLost, "the trainer's ranks can't go on without one that failed: bad"),
+        (RemoteError("bad"), TrainerLost, "the trainer's ranks can't continue without one that failed: bad"),
     ],
     ids=str,
 )
 def test_ranks_that_wait_for_one_that_failed_are_ended(
     fault: Exception, raised: type[Exception], sentence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trainer_group, "LAST_WORDS_S", 0.01)
+    monkeypatch.setattr(trainer_group, "ANSWER_GRACE_S", 0.01)
     ended = []
 
     async def give_up(why: str) -> None:
@@ -138,7 +138,7 @@ def test_ranks_that_wait_for_one_that_failed_are_ended(
     whole = TrainerGroup(ranks, give_up=give_up)  # type: ignore[arg-type]
     with pytest.raises(raised, match=sentence):
         asyncio.run(whole.run([plan(1), plan(1)]))
-    assert ended == [f"the trainer's ranks can't go on without one that failed: {fault}"]
+    assert ended == [f"the trainer's ranks can't continue without one that failed: {fault}"]
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_when_one_has_no_room_for_a_step_all_ranks_begin_again(
     other: "Exception | str", monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also when nobody waits: where each of them stopped is not known."""
-    monkeypatch.setattr(trainer_group, "LAST_WORDS_S", 0.01)
+    monkeypatch.setattr(trainer_group, "ANSWER_GRACE_S", 0.01)
     ended = []
 
     async def give_up(why: str) -> None:
@@ -158,7 +158,7 @@ def test_when_one_has_no_room_for_a_step_all_ranks_begin_again(
     with pytest.raises(TrainerLost) as lost:
         asyncio.run(whole.run([plan(1), plan(1)]))
     assert isinstance(lost.value.__cause__, StepTooLarge)
-    assert ended == ["the trainer's ranks can't go on without one that failed: no room"]
+    assert ended == ["the trainer's ranks can't continue without one that failed: no room"]
 
 
 def test_a_group_stays_what_it_is() -> None:

@@ -161,7 +161,7 @@ def test_an_episode_that_ends_its_process_alone_has_failed_and_its_task_is_named
     told: list[str] = []
 
     async def main() -> None:
-        bench = Bench(told=told.append)
+        bench = Bench(report=told.append)
         await bench.ask(2)
         (worker,) = bench.workers
         worker.die()
@@ -530,7 +530,7 @@ def test_every_innocent_episode_ends_well_and_every_culprit_fails(data: st.DataO
     async def main() -> None:
         workers = [PoisonedWorker(poison, takes_s) for _ in range(num_workers)]
         told: list[str] = []
-        pool = EpisodePool(workers, capacity=capacity, told=told.append)
+        pool = EpisodePool(workers, capacity=capacity, report=told.append)
         specs = [msgspec.structs.replace(spec_of(index=index), group=group) for group, index in names]
         episodes = await asyncio.gather(*(pool.run(spec) for spec in specs))
         await pool.close()

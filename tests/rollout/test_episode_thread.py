@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from penstock.records import Chunk, GenerateRequest, SamplingParams
-from penstock.rollout.episode_thread import EngineOfAnotherLoop, run_in_thread
+from penstock.rollout.episode_thread import CrossLoopEngine, run_in_thread
 from tests.rollout.contract import END, SEVEN, sevens
 
 REQUEST = GenerateRequest(id="r", token_ids=np.array([1], np.int32), sampling=SamplingParams())
@@ -70,7 +70,7 @@ def test_cancelling_the_caller_cancels_the_work() -> None:
 
 def test_chunks_come_from_the_engines_own_loop() -> None:
     async def main() -> list[Chunk]:
-        engine = EngineOfAnotherLoop(sevens(), asyncio.get_running_loop())
+        engine = CrossLoopEngine(sevens(), asyncio.get_running_loop())
 
         async def work() -> list[Chunk]:
             return [chunk async for chunk in engine.generate(REQUEST)]

@@ -56,7 +56,7 @@ class Played:
         async def main() -> Episode:
             calls = CallsSoFar(log)
             local = LocalEpisodes(self.engine, ChatTokenizer(str(model)), as_workflow(workflow), calls.keep)
-            episodes = RetryingEpisodes(local, calls, retries=retries, told=self.tell)
+            episodes = RetryingEpisodes(local, calls, retries=retries, report=self.tell)
             episode = await episodes.run(spec_of())
             await episodes.close()
             self.left = calls.of(spec_of())

@@ -14,12 +14,12 @@ from penstock.run.beginning import what_a_crash_costs
         (
             0,
             ("reward",),
-            "can't go on with this run after a crash: it was given its reward as a Python object",
+            "can't resume this run after a crash: it was given its reward as a Python object",
         ),
         (
             50,
             ("reward", "tasks"),
-            "can't go on with this run after a crash: it was given its reward and tasks as",
+            "can't resume this run after a crash: it was given its reward and tasks as",
         ),
         (50, (), None),
     ],

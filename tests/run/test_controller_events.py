@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from penstock.loop.admission import StalenessGate, Ticket
-from penstock.loop.attempt_records import GroupGenerated, scored_record
+from penstock.loop.attempt_records import GroupDropped, GroupGenerated, scored_record
 from penstock.loop.attempts import Attempt, Attempts
 from penstock.observe.event_stream import EventStream
 from penstock.observe.events import Span
@@ -115,12 +115,8 @@ def test_groups_that_wait_at_the_same_time_have_a_track_each() -> None:
         told = events_of(stream, gate, attempts)
         for number, leaves in enumerate([False, True, False]):
             attempts.apply(admitted(number))
-            told.begin_group(number)
             attempts.apply(GroupGenerated(number=number))
-            told.generated(number)
             attempts.apply(scored_record(number, scored(number, [0]), None))
-            told.scored(number)
-            told.end_group(number)
             if leaves:
                 told.dropped(scored(0, [0]).group, "stale", "")
         for number in (1, 2):
@@ -131,3 +127,29 @@ def test_groups_that_wait_at_the_same_time_have_a_track_each() -> None:
     tracks = {span.attributes["group"]: span.track for span in spans if span.name == "ready"}
     assert tracks == {0: "ready 0", 1: "ready 1", 2: "ready 0"}
     assert {span.track for span in spans if span.name in ("generate", "score")} == {"slot 0"}
+
+
+def test_a_group_that_is_dropped_leaves_its_stage_and_its_track() -> None:
+    attempts, reader, now = Attempts(), MemoryReader(), [0.0]
+
+    async def main() -> None:
+        stream = EventStream(asyncio.get_running_loop())
+        stream.subscribe("memory", reader)
+        attempts.follow(lambda: now[0])
+        events_of(stream, StalenessGate(groups_per_step=1, max_staleness=1, late="correct"), attempts)
+        for number in (0, 1):
+            attempts.apply(admitted(number))
+        attempts.apply(GroupGenerated(number=1))
+        for number in (0, 1):
+            attempts.apply(GroupDropped(number=number, reason="timeout"))
+        attempts.apply(admitted(2))
+        attempts.apply(GroupGenerated(number=2))
+
+    asyncio.run(main())
+    spans = [event for event in reader.events if isinstance(event, Span)]
+    assert [(span.name, span.track, span.attributes["group"]) for span in spans] == [
+        ("generate", "slot 1", 1),
+        ("generate", "slot 0", 0),
+        ("score", "slot 1", 1),
+        ("generate", "slot 0", 2),
+    ]

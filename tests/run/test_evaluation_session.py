@@ -46,7 +46,7 @@ def test_an_engine_that_dies_is_started_again(
     workers, said = ScriptedWorkers(Kill(victim="engine0", who="engine0", where=where)), list[str]()
     assert rewards_of(workers, tmp_path, said, monkeypatch) == [[0.0, 1.0]]
     assert workers.launches == {"engine0": 2, "scorer0": 1}
-    assert "it is started again, and the others go on" in said[0]
+    assert "restarting it; the others keep running" in said[0]
     assert said[1].startswith("engine0 is back at work, ")
 
 

@@ -98,7 +98,7 @@ def test_a_real_run_waits_and_loses_nothing(small_disk: Path) -> None:
     output = "".join(lines)
     assert process.returncode == 0, output
     assert full == 1, output
-    assert "the disk has room again: the run goes on, and nothing was lost" in output
+    assert "the disk has room again: the run continues, and nothing was lost" in output
     run = small_disk / "demo"
     assert read_attempts(DiskFiles(run / "journal")).counts() == Counter(trained=12 * 16)
     rows = (run / "metrics.jsonl").read_text().splitlines()

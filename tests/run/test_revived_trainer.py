@@ -31,7 +31,7 @@ class RevivedPlace(Place):
         self._trainer = trainer
         self._start: TrainerStart
 
-    def begin_with(self, start: TrainerStart) -> None:
+    def set_start(self, start: TrainerStart) -> None:
         self._start = start
 
     async def restart(self) -> None:
@@ -130,7 +130,7 @@ def test_a_trainer_that_is_killed_goes_on_from_its_checkpoint(
     (start,) = run.trainer.starts  # type: ignore[attr-defined]
     step = int(Path(start.checkpoint).name.removeprefix("step-"))
     assert step in (3, 6)
-    assert any(f"the trainer goes on from step {step}: " in line for line in run.view.lines)
+    assert any(f"the trainer resumes from step {step}: " in line for line in run.view.lines)
     assert any(line.startswith("trainer is back at work, 3.") for line in run.view.lines)
     audit(run, 12)
     plans = [plan.step for plan in run.trainer.plans]

@@ -11,13 +11,13 @@ from aiohttp import web
 
 from penstock.config.loader import build
 from penstock.config.root import PenstockConfig
-from penstock.durability.kept_work import KeptWork
+from penstock.durability.work_replay import WorkReplay
 from penstock.engines.scripted import ScriptedEngine
 from penstock.models.tokenizer import ChatTokenizer
 from penstock.processes.launchers.local import LocalLauncher
 from penstock.records import CallAnswer, Episode, Task
 from penstock.rollout.episode_runner import EpisodeRunner
-from penstock.rollout.kept_calls import KeepCall, keep_nothing
+from penstock.rollout.replayed_calls import KeepCall, keep_nothing
 from penstock.rollout.workflow import load_workflow
 from penstock.run.preflight import Prepared
 from penstock.run.rollout_workers import retry_words, start_episodes
@@ -42,7 +42,7 @@ async def pool(
         workflow=load_workflow("tests.rollout.workflows:twice"),
     )
     async with LocalLauncher(folder) as launcher:
-        episodes = await start_episodes(launcher, prepared, KeptWork(engine=engine, keep_call=keep_call))
+        episodes = await start_episodes(launcher, prepared, WorkReplay(engine=engine, keep_call=keep_call))
         try:
             yield episodes
         finally:
@@ -220,7 +220,7 @@ def test_without_workers_the_service_of_a_task_is_asked_as_the_config_says(
                 max_context=64,
             )
             episodes = await start_episodes(
-                launcher, prepared, KeptWork(engine=sevens(), keep_call=keep_nothing)
+                launcher, prepared, WorkReplay(engine=sevens(), keep_call=keep_nothing)
             )
             return await episodes.run(msgspec.structs.replace(spec_of(), task=task))
 

@@ -76,7 +76,7 @@ class Place:
     def write_stacks(self) -> str:
         return f"{self.name}.log"
 
-    def begin_with(self, start: Callable[[Any], Any]) -> None:
+    def set_start(self, start: Callable[[Any], Any]) -> None:
         pass
 
     async def restart(self) -> None:
@@ -95,7 +95,7 @@ class Engine(SimulatedEngine):
         self.refuses = False
         self._capabilities = capabilities
 
-    def hold_less(self, say: object) -> None:
+    def lower_memory(self, say: object) -> None:
         """It never runs out of memory."""
 
     async def update(self, *arguments: Any) -> UpdateReceipt:
@@ -358,8 +358,8 @@ def test_a_run_that_can_not_be_resumed_says_so_when_it_starts(run: SimulatedRun)
         run.run.stop()
 
     run.play(disturb)
-    assert [line for line in run.view.lines if "can't go on with this run after a crash" in line] == [
-        "`penstock resume` can't go on with this run after a crash: it was given its reward as a Python object; "
+    assert [line for line in run.view.lines if "can't resume this run after a crash" in line] == [
+        "`penstock resume` can't resume this run after a crash: it was given its reward as a Python object; "
         "name it by a file or an import path (reward.functions, rollout.workflow, tasks.source)"
     ]
 
@@ -422,7 +422,7 @@ def test_a_model_that_finds_no_room_waits_for_it(run: SimulatedRun) -> None:
     (line,) = [line for line in run.view.lines if line.startswith("the disk is full")]
     assert FULL in line
     assert "no checkpoint holds it" in line
-    assert "the disk has room again: the run goes on, and nothing was lost" in run.view.lines
+    assert "the disk has room again: the run continues, and nothing was lost" in run.view.lines
 
 
 def test_a_person_who_does_not_wait_for_room_is_told_what_is_left(

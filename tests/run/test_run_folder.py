@@ -330,8 +330,8 @@ def test_what_a_run_can_not_change_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("made", "words", "sentence"),
     [
-        ({"checkpoints": ()}, [], "has no checkpoint to go on from"),
-        ({}, ["run.steps=4"], "has done its 4 steps; give more to go on: run.steps=104"),
+        ({"checkpoints": ()}, [], "has no checkpoint to resume from"),
+        ({}, ["run.steps=4"], "has done its 4 steps; set more to continue: run.steps=104"),
         ({"only_in_python": ("reward",)}, [], "was given its reward as a Python object"),
     ],
 )
@@ -343,7 +343,7 @@ def test_a_run_that_can_not_go_on_says_why(
 
 
 def test_two_can_not_write_into_one_folder(tmp_path: Path) -> None:
-    with held(tmp_path), pytest.raises(UserError, match="still going on"), held(tmp_path):
+    with held(tmp_path), pytest.raises(UserError, match="still running"), held(tmp_path):
         pass
     with held(tmp_path):
         pass

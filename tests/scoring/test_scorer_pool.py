@@ -89,7 +89,7 @@ def test_a_worker_that_dies_twice_costs_its_group_and_is_restarted(error: Except
     worker, told = ScriptedWorker(raising(error), raising(error)), list[str]()
 
     async def main() -> None:
-        pool = pool_over([worker], timeout_s=10, told=told.append)
+        pool = pool_over([worker], timeout_s=10, report=told.append)
         with pytest.raises(ScoringFailed) as raised:
             await value_of(pool)
         assert raised.value.reason == "score_worker_died"
@@ -164,7 +164,7 @@ def test_a_task_whose_calls_end_their_process_one_after_the_other_is_told_of_onc
     told: list[str] = []
 
     async def main() -> None:
-        pool = pool_over([Poisoned({3}, lambda number: 1.0)], timeout_s=30, told=told.append)
+        pool = pool_over([Poisoned({3}, lambda number: 1.0)], timeout_s=30, report=told.append)
         calls = [asyncio.create_task(outcome(pool, 3)) for _ in range(4)]
         await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
         for call in calls:

@@ -144,12 +144,12 @@ def test_bodies_that_are_being_answered_are_bounded_too() -> None:
     bodies = BodyBudget(max_bytes=1 << 20, all_bytes=2000)
 
     async def main() -> None:
-        answering, may_end = asyncio.Event(), asyncio.Event()
+        answering, can_resume_after = asyncio.Event(), asyncio.Event()
 
         async def wait(request: web.Request) -> web.Response:
             await read_body(request, CompletionBody)
             answering.set()
-            await may_end.wait()
+            await can_resume_after.wait()
             return answer({})
 
         routes = [web.post("/wait", wait), web.post("/echo", echo)]
@@ -158,7 +158,7 @@ def test_bodies_that_are_being_answered_are_bounded_too() -> None:
             await answering.wait()
             response = await client.post("/echo", json={"prompt": "a" * 300})
             assert (response.status, (await response.json())["error"]["code"]) == (429, "server_overloaded")
-            may_end.set()
+            can_resume_after.set()
             assert (await waiting).status == 200
             assert (await client.post("/echo", json={"prompt": "a" * 300})).status == 200
 

@@ -23,7 +23,7 @@ class TestFilesystem(TransportContract):
 
     @pytest.fixture(autouse=True)
     def impatient(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(filesystem, "PATIENCE_S", 0.0)
+        monkeypatch.setattr(filesystem, "TIMEOUT_S", 0.0)
 
     def sent(self, name: str) -> torch.Tensor:
         """What follows the header, in the file itself."""
@@ -134,7 +134,7 @@ def test_a_file_that_shows_up_late_is_waited_for_unless_that_is_cancelled(
     path = Path(update.buckets[0])
     path.rename(path.with_suffix(".late"))
 
-    class Told:
+    class Subscription:
         def __init__(self, act: Any) -> None:
             self._act = act
 
@@ -142,11 +142,11 @@ def test_a_file_that_shows_up_late_is_waited_for_unless_that_is_cancelled(
             return bool(self._act())
 
     with pytest.raises(UpdateAbandoned, match="cancelled"):
-        receiver._fetch(update, 0, Told(lambda: True))  # type: ignore[arg-type]
-    receiver._fetch(update, 0, Told(lambda: not path.with_suffix(".late").rename(path)))  # type: ignore[arg-type]
+        receiver._fetch(update, 0, Subscription(lambda: True))  # type: ignore[arg-type]
+    receiver._fetch(update, 0, Subscription(lambda: not path.with_suffix(".late").rename(path)))  # type: ignore[arg-type]
     load(receiver, update, live)()
     path.unlink()
-    monkeypatch.setattr(filesystem, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(filesystem, "TIMEOUT_S", 0.0)
     with pytest.raises(
         PenstockError, match="is not there; every engine must see sync.folder under the same path"
     ):

@@ -86,12 +86,12 @@ def test_a_fetch_that_broke_off_goes_on_where_it_stopped(monkeypatch: pytest.Mon
 class Silent(bucket_server._Handler):
     """Promises bytes, and never sends them."""
 
-    asked, may_end = threading.Event(), threading.Event()
+    asked, can_resume_after = threading.Event(), threading.Event()
 
     def do_GET(self) -> None:
         self._answer(bucket_server.HTTPStatus.OK, len(self.buckets[self.path]))
         self.asked.set()
-        self.may_end.wait(30)
+        self.can_resume_after.wait(30)
 
 
 def test_a_fetch_that_waits_is_told_when_it_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,7 +102,7 @@ def test_a_fetch_that_waits_is_told_when_it_is_cancelled(monkeypatch: pytest.Mon
     threading.Thread(target=lambda: Silent.asked.wait(30) and receiver.cancel()).start()
     with pytest.raises(UpdateAbandoned, match="version 1: the update was cancelled"):
         receiver.stage(update)
-    Silent.may_end.set()
+    Silent.can_resume_after.set()
     publisher.close()
 
 

@@ -21,7 +21,7 @@ from penstock.sync.slot_publisher import Publishing
 from penstock.sync.transports import Rendezvous, make_publisher
 from tests.sync.contract import Tensors, make_tensors, publish
 
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 """A tenth of the time after which a broadcast gives up by itself."""
 
 
@@ -83,7 +83,7 @@ class Run:
         sending = threading.Thread(target=self._send, args=[update])
         sending.start()
         answers = [engine.end() for engine in engines]
-        sending.join(timeout=PATIENCE_S)
+        sending.join(timeout=TIMEOUT_S)
         assert not sending.is_alive()
         return answers
 
@@ -139,7 +139,7 @@ def test_engines_come_and_go_and_none_is_ever_half_updated(run: Run) -> None:
     answers = run.deliver(update, [first, second, late], dying=second)
     assert answers[1] == {"died": 9}
     for answer in (answers[0], answers[2]):
-        assert answer["took_s"] < PATIENCE_S
+        assert answer["took_s"] < TIMEOUT_S
         if update.sends:
             assert answer["error"] in ("UpdateAbandoned", "PenstockError")
             assert answer["sums"] == before

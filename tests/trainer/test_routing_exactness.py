@@ -128,7 +128,7 @@ def by_transformers(model: nn.Module, *, count: int, length: int) -> Sampled:
     tokens, logprobs, routes = [torch.tensor(prompts(count))], [], []
     for _ in range(length):
         recording = Recording(routers.shape.num_layers)
-        with routers.seen_by(recording):
+        with routers.observed_by(recording):
             logits = decoder(input_ids=tokens[-1], past_key_values=cache, use_cache=True).logits[:, -1]
         chosen = torch.stack([ids for ids in recording.ids if ids is not None], dim=1)
         routes.append(chosen.view(count, -1, *chosen.shape[1:]))
@@ -422,7 +422,7 @@ def replaying(model: nn.Module, routes: np.ndarray) -> Any:
 
     def run(tokens: torch.Tensor, **options: Any) -> Any:
         known = torch.ones(ids.shape[1], dtype=torch.bool)
-        with routers.seen_by(Replay(ids, known, all_known=True)):
+        with routers.observed_by(Replay(ids, known, all_known=True)):
             return decoder(tokens, **options)
 
     return run

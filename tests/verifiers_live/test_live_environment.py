@@ -1,4 +1,4 @@
-"""An environment of the real `verifiers`, in its own Python environment, through our front door: `make test-verifiers`."""
+"""An environment of the real `verifiers`, in its own Python environment, through our front door: `make live-verifiers`."""
 
 import asyncio
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from penstock.rollout.command_workflow import CommandWorkflow
 from penstock.rollout.episode_rollout import Rollout
 from penstock.rollout.episode_runner import run_episode
 from penstock.rollout.episode_spec import EpisodeSpec
-from penstock.serve.agents.front_door import FrontDoor
+from penstock.serve.agents.agent_server import AgentServer
 from tests.verifiers_live.qwen_tokenizer import make_qwen_tokenizer
 
 EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "verifiers"
@@ -25,7 +25,7 @@ EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "verifiers"
 def python(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Path:
     given: str | None = request.config.getoption("--verifiers")
     if given is None:
-        pytest.skip("needs --verifiers PYTHON (make test-verifiers)")
+        pytest.skip("needs --verifiers PYTHON (make live-verifiers)")
     python = Path(given).absolute()
     monkeypatch.setenv("PATH", f"{python.parent}:/usr/bin:/bin")
     # The chat loop of verifiers installs its packages when it is first started: from here, without a network.
@@ -48,7 +48,7 @@ async def play(python: Path, tokenizer: ChatTokenizer, environment: str, said: S
     """One episode of an environment (and options of its runner), in which the policy says this."""
     answers = iter(said)
     engine = ScriptedEngine(lambda request: [*tokenizer.encode(next(answers)), *tokenizer.stop_token_ids])
-    door = FrontDoor(engine, tokenizer, model=tokenizer.name, max_context=2048)
+    door = AgentServer(engine, tokenizer, model=tokenizer.name, max_context=2048)
     await door.open()
     task = Task(id="sums-0", prompt="+", columns={"idx": 0})
     sampling = SamplingParams(max_tokens=128, stop_token_ids=tokenizer.stop_token_ids)

@@ -10,7 +10,7 @@ import pytest
 REPORT = """
 import json, os, threading
 from pathlib import Path
-from penstock.worker.priority import GoingFirst
+from penstock.worker.priority import RaisedPriority
 
 def niceness():
     threads = sorted({os.getpriority(os.PRIO_PROCESS, int(name)) for name in os.listdir("/proc/self/task")})
@@ -18,7 +18,7 @@ def niceness():
     return threads, int(group.read_text().split()[-1]) if group.exists() and group.read_text().strip() else None
 
 os.setpriority(os.PRIO_PROCESS, 0, START)
-first = GoingFirst()
+first = RaisedPriority()
 over = threading.Event()
 threading.Thread(target=over.wait).start()  # it inherits what its maker has
 print(json.dumps(niceness()))

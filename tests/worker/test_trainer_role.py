@@ -20,7 +20,7 @@ from penstock.trainer.config import TrainerConfig
 from penstock.trainer.trainer_start import TrainerStart
 from penstock.worker import trainer_role as worker
 from penstock.worker.trainer_role import bind_broadcasts
-from penstock.worker.trainer_service import TrainerService, tell_parts
+from penstock.worker.trainer_service import TrainerService, record_parts
 from tests.small_disk import enlarge, small_filesystem
 from tests.trainer.builders import tiny_model
 from tests.trainer.parallel.rank_processes import on_ranks
@@ -168,7 +168,7 @@ def test_the_parts_of_a_step_lie_end_to_end_inside_it():
     queue = EventQueue()
     events = queue.of("trainer")
     begin = events.now() - 10
-    tell_parts(events, 3, begin, {"prepare": 1.0, "forward": 4.0, "snapshot": 100.0})
+    record_parts(events, 3, begin, {"prepare": 1.0, "forward": 4.0, "snapshot": 100.0})
     step, *parts = queue.take().events
     assert (step.name, step.start, step.attributes) == ("step", begin, {"step": 3})
     assert [(part.name, part.start - begin) for part in parts] == [
@@ -462,11 +462,11 @@ def join_with(rank: int, folder: Path, seeds: list[int], learning_rates: list[fl
     return ""
 
 
-@pytest.mark.xdist_group("processes")
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("seeds", "learning_rates", "what"),
     [([0, 0], [0.1, 0.1], ""), ([0, 1], [0.1, 0.1], "model"), ([0, 0], [0.1, 0.2], "settings")],
 )
 def test_ranks_that_were_started_differently_are_refused(seeds, learning_rates, what) -> None:
-    said = f"all ranks of a trainer must have the same {what}, and they differ; start them alike"
+    said = f"all ranks of a trainer must have the same {what}, and they differ; start them with the same settings"
     assert on_ranks(2, join_with, seeds, learning_rates) == [said if what else ""] * 2

@@ -1,4 +1,4 @@
-"""The registry of policy losses, and the statistics that some need of the whole step."""
+"""Registers policy losses, and the whole-step statistics that some of them need."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ PolicyLoss = Callable[..., LossValues]
 
 
 def _checked(given: Any, tokens: LossTokens) -> LossValues:
-    """What a user's loss returned: `result(…)`, or the loss of each token, which the corrections then weigh."""
+    """Accept a user's `result(…)`, or a loss for each token, which is then multiplied by the correction weights."""
     values = given if isinstance(given, LossValues) else result(tokens, per_token(given, tokens.logprobs))
     for column in (values.loss, *values.facts.values()):
         per_token(column, tokens.logprobs)
@@ -30,12 +30,13 @@ LOSSES: Registry[PolicyLoss] = Registry("loss", takes=("tokens",), check=_checke
 
 @dataclass(frozen=True, slots=True)
 class StepStatistic:
-    """A number of the whole step that a loss needs, computed in two parts since tokens may be on several ranks."""
+    """Computes a number of the whole step that a loss needs, in two parts because the tokens may be on several
+    ranks."""
 
     of_tokens: Callable[[LossTokens], "torch.Tensor"]
-    """What some tokens contribute: a flat tensor. Those of all tokens, of every rank, are joined."""
+    """What some tokens contribute: a flat tensor. The tensors of all ranks are concatenated."""
     of_step: Callable[..., float]
-    """The number, from all of it and the loss's own parameters."""
+    """The number, from the concatenated tensor and the loss's own parameters."""
 
 
 COVERS_BEHAVIOUR = frozenset({"decoupled"})
@@ -48,8 +49,9 @@ Loss = TypeVar("Loss", bound=PolicyLoss)
 def step_statistic(
     of_tokens: Callable[[LossTokens], "torch.Tensor"], of_step: Callable[..., float]
 ) -> Callable[[Loss], Loss]:
-    """Say that a loss needs a number of the whole step. It is computed before the first update, with the weights at
-    its start; the loss finds it in `LossTokens.statistic`, the same on every rank."""
+    """Declare that a loss needs a number of the whole step. The trainer computes it before the first update,
+    with the weights at the start of the step, and puts it into `LossTokens.statistic`, the same on every
+    rank."""
 
     def add(loss: Loss) -> Loss:
         vars(loss)[_STATISTIC] = StepStatistic(of_tokens, of_step)
@@ -59,12 +61,12 @@ def step_statistic(
 
 
 def statistic_of(name: str) -> StepStatistic | None:
-    """What this loss needs to know of the whole step, if anything."""
+    """Return the whole-step statistic that this loss declares, if any."""
     found: StepStatistic | None = vars(LOSSES.get(name)).get(_STATISTIC)
     return found
 
 
 def result(tokens: LossTokens, loss: "torch.Tensor", **facts: "torch.Tensor") -> LossValues:
-    """A loss per token times its correction weight, with flags turned into numbers."""
+    """Multiply each token's loss by its correction weight, and convert flags to numbers."""
     numbers = {name: fact.detach().float() for name, fact in facts.items()}
     return LossValues(loss=loss * tokens.weights, facts=numbers)

@@ -1,4 +1,4 @@
-"""Losses whose ratio is of whole sequences: GSPO, GSPO-token, Kimi k1.5."""
+"""Defines losses whose ratio is that of a whole sequence: GSPO, GSPO-token, Kimi k1.5."""
 
 from typing import TYPE_CHECKING
 
@@ -19,21 +19,23 @@ if TYPE_CHECKING:
 
 @LOSSES.register("gspo")
 def gspo(tokens: LossTokens, *, clip_low: Fraction = 3e-4, clip_high: Positive = 4e-4) -> LossValues:
-    """GSPO: the ratio, and so the clipping, is of whole sequences.
+    """GSPO computes and clips one ratio per sequence instead of one per token.
 
     s = exp(mean_t log π/π_old), L = −min(s A, clip(s, 1 − clip_low, 1 + clip_high) A), for every token of the
     sequence. Source: Zheng et al. 2025, Group sequence policy optimization (arXiv:2507.18071); meant for
-    `length_norm: sequence`."""
+    `length_norm: sequence`.
+    """
     mean = segment_mean(tokens.log_ratio(), tokens.segments, tokens.num_segments)
     return _clipped_sequence(tokens, mean.exp()[tokens.segments], clip_low, clip_high)
 
 
 @LOSSES.register("gspo_token")
 def gspo_token(tokens: LossTokens, *, clip_low: Fraction = 3e-4, clip_high: Positive = 4e-4) -> LossValues:
-    """GSPO with an advantage per token: the sequence's ratio in value, the token's own in gradient.
+    """GSPO-token takes the sequence's ratio in value and the token's own in gradient.
 
-    s_t = sg(s) · π_t/sg(π_t), s as in GSPO. Source: Zheng et al. 2025 (arXiv:2507.18071). With one advantage
-    per sequence its gradient is GSPO's."""
+    s_t = sg(s) · π_t/sg(π_t), with s as in GSPO; advantages may differ per token. Source: Zheng et al. 2025
+    (arXiv:2507.18071). With one advantage per sequence its gradient is GSPO's.
+    """
     log_ratio = tokens.log_ratio()
     mean = segment_mean(log_ratio.detach(), tokens.segments, tokens.num_segments)
     own = (log_ratio - log_ratio.detach()).exp()
@@ -42,12 +44,13 @@ def gspo_token(tokens: LossTokens, *, clip_low: Fraction = 3e-4, clip_high: Posi
 
 @LOSSES.register("kimi")
 def kimi(tokens: LossTokens, *, tau: NotNegative = 0.1) -> LossValues:
-    """Kimi k1.5: a policy gradient with the squared sequence log-ratio as its anchor, no clipping.
+    """Kimi k1.5 anchors a policy gradient with the squared sequence log-ratio instead of clipping it.
 
     Per sequence L = −A Σ_t log π_t + τ/2 (Σ_t log π_t/π_old,t)², the second term spread evenly over the
     sequence's tokens. Source: Kimi team 2025, Kimi k1.5 (arXiv:2501.12599), which gives no value of τ. Its
-    baseline is the mean score: use it with `advantage: dr_grpo`. Log-ratios are not cut off here: nothing else
-    brings the policy back."""
+    baseline is the mean score: use it with `advantage: dr_grpo`. Log-ratios are not bounded here, since the
+    anchor alone brings the policy back.
+    """
     log_ratio = difference(tokens.logprobs, tokens.old_logprobs)
     total = segment_sum(log_ratio, tokens.segments, tokens.num_segments)
     counts = segment_sum(log_ratio.detach() * 0 + 1, tokens.segments, tokens.num_segments).clamp(min=1)
@@ -73,5 +76,5 @@ def _clipped_sequence(
 
 
 def finite(logprobs: "torch.Tensor") -> "torch.Tensor":
-    """A logprob of −inf has no gradient to give: it counts as a large constant."""
+    """Replace a logprob of −inf, which has no gradient, by a large constant."""
     return logprobs.clamp(min=LOGPROB_FLOOR)

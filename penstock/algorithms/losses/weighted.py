@@ -1,6 +1,7 @@
-"""REINFORCE with a bounded importance weight: every token keeps its gradient, only its size is bounded.
+"""Defines REINFORCE with a bounded importance weight: every token keeps its gradient, and only its size is
+bounded.
 
-L = −sg(w) A log π, where sg stops the gradient; the losses differ in the weight w alone.
+L = −sg(w) A log π, where sg stops the gradient; the losses differ only in the weight w.
 """
 
 from typing import TYPE_CHECKING
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 @LOSSES.register("cispo", ordered=("ratio_floor", "ratio_cap"))
 def cispo(tokens: LossTokens, *, ratio_floor: NotNegative = 0.0, ratio_cap: Positive = 5.0) -> LossValues:
-    """CISPO: clips the importance weight, never the token.
+    """CISPO clips the importance weight, never the token.
 
     w = clip(π/π_old, ratio_floor, ratio_cap). Source: MiniMax 2025, MiniMax-M1 (arXiv:2506.13585), with no
     lower bound; it names no upper one, so 5 is from Khatri et al. 2025, ScaleRL (arXiv:2510.13786)."""
@@ -31,20 +32,22 @@ def cispo(tokens: LossTokens, *, ratio_floor: NotNegative = 0.0, ratio_cap: Posi
 
 @LOSSES.register("vanilla")
 def vanilla(tokens: LossTokens) -> LossValues:
-    """The policy gradient without any correction: it takes old tokens for the policy's own.
+    """Plain REINFORCE treats old tokens as if the current policy had sampled them.
 
-    w = 1. Source: Williams 1992, REINFORCE; ROLL has it under this name. Its gradient is biased on stale data, and
-    the other losses mend that."""
+    w = 1. Source: Williams 1992, REINFORCE; ROLL has it under this name. Its gradient is biased on stale
+    data, which the other losses correct.
+    """
     loss = -tokens.advantages * finite(tokens.logprobs)
     return result(tokens, loss, clip_fraction=tokens.advantages * 0)
 
 
 @LOSSES.register("tis_reinforce")
 def tis_reinforce(tokens: LossTokens, *, cap: Positive = 2.0) -> LossValues:
-    """REINFORCE with truncated importance sampling per token.
+    """Truncated importance sampling bounds the weight of each token in REINFORCE.
 
     w = min(π/π_old, cap). Source: Ionides 2008; Espeholt et al. 2018, IMPALA (arXiv:1802.01561); cap 2 as in
-    Yao et al. 2025 (TIS)."""
+    Yao et al. 2025 (TIS).
+    """
     ratio = tokens.log_ratio().exp().detach()
     return result(
         tokens,
@@ -55,10 +58,11 @@ def tis_reinforce(tokens: LossTokens, *, cap: Positive = 2.0) -> LossValues:
 
 @LOSSES.register("topr")
 def topr(tokens: LossTokens, *, cap: Positive = 1.0) -> LossValues:
-    """Tapered off-policy REINFORCE: good answers at full weight, bad ones only while still likely.
+    """TOPR gives good answers full weight, and bad ones weight only while they are still likely.
 
     For A ≥ 0, w = 1; for A < 0, w = clip(Π_t π_t/π_old,t, 0, cap), of the whole sequence. Source: Le Roux et
-    al. 2025, TOPR (arXiv:2503.14286), cap 1."""
+    al. 2025, Tapered off-policy REINFORCE (arXiv:2503.14286), cap 1.
+    """
     log_ratio = tokens.log_ratio().detach()
     total = bounded(segment_sum(log_ratio, tokens.segments, tokens.num_segments))[tokens.segments]
     negative = tokens.advantages < 0
@@ -73,5 +77,5 @@ def topr(tokens: LossTokens, *, cap: Positive = 1.0) -> LossValues:
 
 
 def _exceeds(ratio: "torch.Tensor", cap: float) -> "torch.Tensor":
-    """Whether the cap bounds it by more than rounding does."""
+    """Return whether the ratio is above the cap by more than rounding."""
     return ratio > cap * (1 + CLIP_TOLERANCE)

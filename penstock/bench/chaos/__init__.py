@@ -1,1 +1,1 @@
-"""`penstock chaos`: the demo while its processes are killed and frozen at random, and an audit of what came out."""
+"""Kills and freezes processes of the demo at random, and audits what comes out (`penstock chaos`)."""

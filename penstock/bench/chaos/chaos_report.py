@@ -1,5 +1,5 @@
-"""`penstock chaos`: faults at random moments, then the audit and the figures. The report is on the disk after every
-fault, so one that is cut off keeps what it has seen."""
+"""Runs `penstock chaos`: faults at random moments, then the audit and the figures. The report is saved after
+every fault, so an interrupted one keeps what it has seen."""
 
 import contextlib
 import json
@@ -24,22 +24,22 @@ from penstock.run.run_folder import METRICS
 from penstock.safe_files import write_private
 
 MOST_BYTES = 64
-"""That are torn from the journal, or that it may still grow by."""
+"""Most bytes that are torn from the journal, or that it may still grow by."""
 WAITS = 0.25
-"""How many of the faults are over before the next comes."""
+"""Share of the faults that the run recovers from before the next one comes."""
 MOST_COMPLAINTS = 5
-"""More faults would only say the same."""
+"""Faults stop after this many complaints, since more would only repeat them."""
 
 
 @dataclass(slots=True, kw_only=True)
 class ChaosReport:
-    """What has happened so far, on the disk as it grows."""
+    """Records what has happened so far, saved as it grows."""
 
     seed: int
     disturbed: DisturbedRun
     path: Path | None = None
     rows: list[dict[str, Any]] = field(default_factory=list)
-    """Every fault: when it came, and how long it was waited for."""
+    """Every fault: when it came, and how long its recovery was waited for."""
     begun: float = field(default_factory=time.monotonic)
     ended: str = "not yet"
 
@@ -89,7 +89,7 @@ def run(
     longest_s: float = 4.0,
     folder: Path | None = None,
 ) -> dict[str, Any]:
-    """The run goes into `folder`, and stays there. Ctrl-C and SIGTERM end it early: what was left is audited."""
+    """Disturb a run in `folder`, which is kept. Ctrl-C and SIGTERM end it early, and what is left is audited."""
     folder = folder or Path(tempfile.mkdtemp(prefix="penstock-chaos-"))
     folder.mkdir(parents=True, exist_ok=True)
     disturbed = DisturbedRun(folder, steps=steps, seed=seed)
@@ -118,21 +118,21 @@ def _disturb(report: ChaosReport, kills: int, longest_s: float) -> None:
     while len(report.rows) < kills:
         if len(disturbed.complaints) >= MOST_COMPLAINTS:
             raise PenstockError(f"no more faults after {len(disturbed.complaints)} violations")
-        if not disturbed.is_going_on:
+        if not disturbed.is_running:
             disturbed.begin()
         time.sleep(rng.uniform(0.0, longest_s))
         fault, num_bytes = choose(rng), rng.randint(1, MOST_BYTES)
         waits, at = rng.random() < WAITS, time.monotonic()
-        if not disturbed.is_going_on:
+        if not disturbed.is_running:
             disturbed.note_end()
-        elif disturbed.suffer(fault, num_bytes, wait=waits):
+        elif disturbed.apply(fault, num_bytes, wait=waits):
             report.add(fault, at=at, waited=waits)
             print(f"{len(report.rows)} of {kills}: {fault}", flush=True)
 
 
 @contextlib.contextmanager
 def _terminated_as_interrupted() -> Iterator[None]:
-    """A scheduler's SIGTERM ends the block as Ctrl-C does."""
+    """Let a scheduler's SIGTERM end the block as Ctrl-C does."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
@@ -149,7 +149,6 @@ def _median(values: list[float]) -> float | None:
 
 
 def _heldout(run: Path) -> list[tuple[int, float]]:
-    """Steps and mean held-out rewards."""
     rows = json_lines(run / METRICS)
     found = {row["step"]: row["heldout_reward"] for row in rows if "heldout_reward" in row}
     return [(step, round(found[step], 4)) for step in sorted(found)]

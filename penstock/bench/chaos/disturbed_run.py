@@ -1,5 +1,4 @@
-"""A run of the demo in processes of its own, and the hands to disturb it with. Whoever kills its controller goes on
-with `penstock resume`."""
+"""Runs the demo in separate processes and disturbs it. Killed controllers are resumed by `penstock resume`."""
 
 import contextlib
 import ctypes
@@ -36,16 +35,16 @@ SETTINGS = (
     "rollout.workers=1",
 )
 TRAINS = b" training\n"
-"""The end of the line that a run says when it begins to train."""
+"""The end of the line that a run prints when it begins to train."""
 GROUPS_PER_STEP = 16
-"""Of the demo."""
+"""The demo's value."""
 MORE_STEPS = 40
-"""For a run that is to be disturbed and has done all of its steps."""
+"""Further steps for a run that has done all of its steps and is still to be disturbed."""
 WITHOUT_ROOM_S = 6.0
-"""How long the disk is full: longer than a journal waits between two tries."""
+"""How long the disk is full: longer than a journal waits before its next try."""
 LOOK_AGAIN_S = 0.1
-PATIENCE_S = 600.0
-"""For a run that is to train, or a worker that is to come back."""
+TIMEOUT_S = 600.0
+"""How long a run may take to begin training, or a worker to be replaced."""
 
 
 class DisturbedRun:
@@ -58,19 +57,20 @@ class DisturbedRun:
         self._command = ["train", *SETTINGS, *own]
         self._process: subprocess.Popen[bytes] | None = None
         self._missing: dict[str, int] = {}
-        """Workers that something happened to, with how often they had come back before."""
+        """Workers that a fault has hit, with how often they had recovered before."""
         self.complaints: list[str] = []
-        """What was wrong so far, whenever its controller was killed, and when it ended by itself with an error."""
+        """What the audits after each kill of the controller found, and the errors with which the run ended by
+        itself."""
 
     def begin(self) -> None:
-        """Start it, or go on with it, and wait until it trains and has a checkpoint. One that was killed after its
-        last step gets more of them."""
+        """Start or resume the run, and wait until it trains and has a checkpoint. A run that was killed after
+        its last step gets further steps."""
         if max(checkpoints_of(self.run), default=0) >= self.steps:
             self.steps += MORE_STEPS
             self._command = ["resume", str(self.run), f"run.steps={self.steps}"]
         before = self._times_begun()
         environment = {**os.environ, NOTES: str(self._notes.resolve())}
-        # Through a pipe: to a process whose files find no room, its output is no file.
+        # Through a pipe: a limit on the size of files must not stop the output.
         self._process = subprocess.Popen(
             [*PENSTOCK, *self._command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment
         )
@@ -82,11 +82,11 @@ class DisturbedRun:
         self._wait(lambda: bool(checkpoints_of(self.run)) and self._times_begun() > before)
 
     @property
-    def is_going_on(self) -> bool:
+    def is_running(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
     def note_end(self) -> None:
-        """It ended by itself, which is well only when it had done all steps."""
+        """Record a complaint if the run ended by itself with an error."""
         assert self._process is not None
         code = self._process.wait()
         self._copying.join()
@@ -94,9 +94,9 @@ class DisturbedRun:
             said = self._output.read_text(errors="replace").strip().splitlines()
             self.complaints.append(f"the run ended by itself: {said[-1] if said else f'with code {code}'}")
 
-    def suffer(self, fault: Fault, num_bytes: int = 0, *, wait: bool = True) -> bool:
-        """Let it happen, and wait until the run has got over it. Without waiting, the next fault may come before.
-        False when there was nobody to suffer."""
+    def apply(self, fault: Fault, num_bytes: int = 0, *, wait: bool = True) -> bool:
+        """Apply a fault. With `wait`, wait until the run has recovered; otherwise the next fault may come
+        before. Return False if the fault could not be applied, because its process is not running."""
         assert self._process is not None
         if fault.what == "fill the disk of":
             return self._fill_disk(num_bytes)
@@ -118,11 +118,11 @@ class DisturbedRun:
         return True
 
     def end(self) -> None:
-        """Wait for its last step, however often it takes to get there."""
+        """Wait for the last step, resuming the run if it ends before."""
         for _ in range(3):
-            if not self.is_going_on:
+            if not self.is_running:
                 self.begin()
-            while self.is_going_on:
+            while self.is_running:
                 self._wait_for_step()
             assert self._process is not None
             if self._process.wait() == 0:
@@ -130,15 +130,15 @@ class DisturbedRun:
             self.note_end()
 
     def kill(self) -> None:
-        """Its controller, and audit what that leaves; nothing where it does not run."""
-        if self.is_going_on and self._process is not None:
+        """Kill the controller if it runs, and audit what that leaves."""
+        if self.is_running and self._process is not None:
             self._process.kill()
             self._process.wait()
             self._copying.join()
             self.complaints += self.audit(None)
 
     def audit(self, steps: int | None) -> list[str]:
-        """Of what is on the disk, while nobody writes there."""
+        """Audit the files of the run while no process writes to them."""
         return complaints_of(self.run, steps=steps, groups_per_step=GROUPS_PER_STEP)
 
     def regenerated_fraction(self) -> float:
@@ -146,20 +146,20 @@ class DisturbedRun:
         return again / max(1, sampled)
 
     def _times_begun(self) -> int:
-        """How often it has begun to train, as it said."""
+        """Return how often the run has printed that it trains."""
         return self._output.read_bytes().count(TRAINS) if self._output.exists() else 0
 
     def _is_missing(self, name: str) -> bool:
-        """Whether something happened to it, and no other works in its place yet."""
+        """Return whether a fault has hit the worker and it has not been replaced yet."""
         return name in self._missing and self._num_recoveries(name) <= self._missing[name]
 
     def _fill_disk(self, num_bytes: int) -> bool:
-        """The journal may grow by so many bytes, then there is no room for some seconds. Processes that start would
-        inherit that, so it waits for those that are missing."""
+        """Let the journal grow by so many bytes, then leave no room for some seconds. New processes would
+        inherit this limit, so missing workers are waited for first."""
         assert self._process is not None
         self._wait(lambda: not any(map(self._is_missing, self._missing)))
         segments = self._segments()
-        if not self.is_going_on or not segments:
+        if not self.is_running or not segments:
             return False
         with no_room(self._process.pid, segments[-1].stat().st_size + num_bytes):
             time.sleep(WITHOUT_ROOM_S)
@@ -171,7 +171,7 @@ class DisturbedRun:
         self._wait(lambda: self._metrics_bytes() > before)
 
     def _metrics_bytes(self) -> int:
-        """Bytes that it has written of its metrics, which grow with every step."""
+        """Return the size of the run's metrics, which grow with every step."""
         path = self.run / METRICS
         return path.stat().st_size if path.exists() else 0
 
@@ -179,21 +179,21 @@ class DisturbedRun:
         return sum(event.worker == name for event in read_recoveries(self.run))
 
     def _tear(self, num_bytes: int) -> None:
-        """As a power loss does with what was not synced: the last bytes of the newest segment are gone."""
+        """Cut the last bytes of the newest segment, as a power loss does with bytes that were not synced."""
         segments = self._segments()
         if segments:
             os.truncate(segments[-1], max(0, segments[-1].stat().st_size - num_bytes))
 
     def _segments(self) -> list[Path]:
-        """The one that is written to last."""
+        """Return the segments of the journal, the one that is being written last."""
         return sorted((self.run / FOLDER).glob("segment-*.journal"))
 
     def _wait(self, until: Callable[[], bool]) -> None:
-        """Until it is so, or the run has ended."""
-        deadline = time.monotonic() + PATIENCE_S
-        while self.is_going_on and not until():
+        """Wait until the condition holds or the run has ended."""
+        deadline = time.monotonic() + TIMEOUT_S
+        while self.is_running and not until():
             if time.monotonic() > deadline:
-                raise PenstockError(f"the run stands still for {PATIENCE_S:.0f} s; see {self._output}")
+                raise PenstockError(f"the run stands still for {TIMEOUT_S:.0f} s; see {self._output}")
             time.sleep(LOOK_AGAIN_S)
 
 
@@ -205,7 +205,7 @@ def _copy(source: IO[bytes], target: Path) -> None:
 
 @contextlib.contextmanager
 def no_room(pid: int, largest_bytes: int) -> Iterator[None]:
-    """Inside, no file of this process may grow past so many bytes."""
+    """Let no file of the process grow past so many bytes while the block runs."""
     _, hard = before = resource.prlimit(pid, resource.RLIMIT_FSIZE)
     resource.prlimit(pid, resource.RLIMIT_FSIZE, (largest_bytes, hard))
     try:
@@ -219,7 +219,7 @@ PROC = Path("/proc")
 
 
 def workers_of(controller: int) -> dict[str, int]:
-    """Names and process ids of the workers that a controller has now."""
+    """Return the names and process ids of a controller's present workers."""
     found = {}
     for entry in PROC.iterdir():
         if entry.name.isdigit() and _parent(entry) == controller:
@@ -231,7 +231,7 @@ def workers_of(controller: int) -> dict[str, int]:
 
 def _parent(entry: Path) -> int | None:
     try:
-        # The name of the program, in brackets, may hold anything.
+        # The name of the program, in brackets, may contain any character.
         return int((entry / "stat").read_text().rpartition(")")[2].split()[1])
     except (OSError, IndexError, ValueError):  # it has ended meanwhile
         return None
@@ -245,13 +245,13 @@ def _words(entry: Path) -> list[str]:
 
 
 PIDFD_GETFD = 438
-"""The system call; the C library has no name for it yet."""
+"""The system call's number; the C library has no name for it yet."""
 CONTROLLER_SOCKET = "controller"
-"""How the file of the socket is called that a controller listens on."""
+"""The file name of the socket that a controller listens on."""
 
 
 def cut_off(pid: int) -> int:
-    """Shut down every connection of this process to a controller; how many there were."""
+    """Shut down every connection of this process to a controller, and return how many there were."""
     process = os.pidfd_open(pid)
     try:
         num_broken = 0
@@ -266,7 +266,7 @@ def cut_off(pid: int) -> int:
 
 
 def _sockets(pid: int, process: int) -> Iterator[socket.socket]:
-    """Copies of the sockets that it has open, for the caller to close."""
+    """Yield copies of the process's open sockets, which the caller must close."""
     libc = ctypes.CDLL(None, use_errno=True)
     for entry in Path(f"/proc/{pid}/fd").iterdir():
         if _is_socket(entry):

@@ -1,4 +1,4 @@
-"""What chaos does to a run: which process, and what happens to it. A choice without side effects."""
+"""Chooses the faults of a chaos run: which process, and what happens to it. It has no side effects."""
 
 import random
 from dataclasses import dataclass
@@ -9,8 +9,9 @@ What = Literal["kill", "freeze", "cut off", "kill and tear", "fill the disk of"]
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """`cut off` breaks the connection between a worker and the controller. The last two are for the controller:
-    some bytes of its journal go with it, as in a power loss; its files find no more room for some seconds."""
+    """Names a fault and its process. `cut off` breaks the connection between a worker and the controller. `kill
+    and tear` and `fill the disk of` are for the controller: the first also cuts some bytes off its journal,
+    as a power loss does; the second leaves its files no room for some seconds."""
 
     what: What
     whom: str
@@ -37,7 +38,7 @@ FAULTS: dict[Fault, int] = {
     Fault("kill", CONTROLLER): 2,
     Fault("kill and tear", CONTROLLER): 2,
 }
-"""How often each comes, in parts of all."""
+"""Relative frequencies."""
 
 
 def choose(rng: random.Random) -> Fault:

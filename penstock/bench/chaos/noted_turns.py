@@ -1,5 +1,5 @@
-"""The workflow of the demo, and a note of every turn that it was given: `penstock chaos` reads there how much was
-sampled again after a crash. A token that was kept has the version that it was sampled with, one that was sampled
+"""Provides the demo's workflow with a note of every turn, from which `penstock chaos` reads how much was sampled
+again after a crash. A token that was kept has the version that it was sampled with; one that was sampled
 again has a newer one."""
 
 import contextlib
@@ -13,7 +13,7 @@ from penstock.records import Task, Turn
 from penstock.rollout.episode_rollout import Rollout
 
 NOTES = "PENSTOCK_TURN_NOTES"
-"""The variable that names the file."""
+"""The environment variable that names the file."""
 
 
 async def answer(task: Task, rollout: Rollout) -> Turn:
@@ -29,14 +29,14 @@ def note(turn: Turn) -> None:
 
 
 def json_lines(path: Path) -> Iterator[Any]:
-    """What the lines of a file hold that others write; one that a crash has cut is passed over."""
+    """Yield the values of a file's lines, skipping a line that a crash has cut."""
     for line in path.read_text().splitlines() if path.exists() else ():
         with contextlib.suppress(json.JSONDecodeError):
             yield json.loads(line)
 
 
 def count_again(turns: Iterable[tuple[str, list[int]]]) -> tuple[int, int]:
-    """Tokens that were sampled again, and all that were sampled, of the turns that came to an end."""
+    """Count the tokens that were sampled again, and all that were sampled, in turns that were finished."""
     seen: dict[str, list[int]] = {}
     num_again = num_sampled = 0
     for name, versions in turns:

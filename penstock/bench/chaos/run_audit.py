@@ -1,4 +1,4 @@
-"""Checkpoints and journal of a run against each other, and against the promise of exactly once."""
+"""Audits the checkpoints and the journal of a run against each other, and against the promise of exactly once."""
 
 from pathlib import Path
 
@@ -12,10 +12,11 @@ from penstock.loop.spans import numbers_of
 
 
 def complaints_of(run: Path, *, steps: int | None, groups_per_step: int) -> list[str]:
-    """What is wrong with a run that nobody writes to; nothing when every group was trained once.
+    """Return what is wrong with a run that no process writes to: nothing, if every group was trained once.
 
-    None instead of the number of `steps` is for a run that was killed: it may have any, and its journal may know of
-    more than its checkpoints do."""
+    `steps` is None for a run that was killed: it may have any number of steps, and its journal may be ahead
+    of its checkpoints.
+    """
     found = checkpoints_of(run)
     if not found:
         return [] if steps is None else ["there is no checkpoint"]
@@ -34,7 +35,7 @@ def complaints_of(run: Path, *, steps: int | None, groups_per_step: int) -> list
 
 
 def _of_journal(attempts: Attempts, step: int, consumed: set[int], *, is_whole: bool) -> list[str]:
-    if attempts.standing.step < step:  # its end was torn off: whoever goes on begins another journal
+    if attempts.standing.step < step:  # its end was torn off: a resumed run begins another journal
         return [f"the journal ends at step {attempts.standing.step}"] if is_whole else []
     trained = {
         number

@@ -1,1 +1,1 @@
-"""What an update of the weights costs an engine at work: `comparison` runs it all."""
+"""Measures what a weight update costs a working engine; `comparison` runs everything."""

@@ -1,5 +1,5 @@
-"""Runs the arms of `penstock bench sync`: a publisher in this process and an engine in another. Where the transport
-needs that, both are in this one.
+"""Runs the arms of `penstock bench sync`: a publisher in this process and an engine in another, or both in this
+one where the transport needs that.
 
 One engine serves all arms that it fits, one after another, with ever later versions.
 """
@@ -31,16 +31,16 @@ from penstock.processes.launchers.private_folder import PrivateFolder
 from penstock.sync.transports import Rendezvous, make_publisher
 
 CONTEXT, SMALL_CONTEXT, CONTEXT_7B = 2048, 64, 1024
-"""Of the engine: on a GPU, on a CPU, and where the cache would not fit otherwise."""
+"""The engine's context: on a GPU, on a CPU, and where the cache would not fit otherwise."""
 SLOTS = 3
-"""Snapshots that a publisher has at most."""
+"""Most snapshots that a publisher has."""
 
 Results = Iterator[tuple[str, dict[str, Any]]]
 
 
 def measure_all(arms: Sequence[UpdateArm], effort: Effort) -> Results:
-    """Each arm by its name, as it ends. All engines start at once, since the start takes longest, and wait for
-    their turn."""
+    """Yield the result of each arm by its name, as it ends. All engines start at once, since the start takes
+    longest, and wait for their turn."""
     if effort.device == "cpu":
         torch.set_num_threads(num_threads())
     groups = [list(alike) for _, alike in itertools.groupby(arms, key=_engine_of)]
@@ -62,17 +62,18 @@ def measure_all(arms: Sequence[UpdateArm], effort: Effort) -> Results:
 
 
 def _engine_of(arm: UpdateArm) -> tuple[object, ...]:
-    """Arms that follow each other share an engine where these are the same."""
+    """Return a key; consecutive arms with an equal key share an engine."""
     return arm.batch, arm.resume_kv, arm.needs_one_process
 
 
 def num_threads() -> int:
-    """For trainer and engine alike: they share the cores."""
+    """Return the threads of trainer and engine each, which share the cores."""
     return max(1, usable_cores() // 2)
 
 
 def save_for_engines(effort: Effort, folder: Path) -> str:
-    """What engines load: on a CPU a folder, as a worker does. A GPU makes random weights faster than that."""
+    """Return the model that engines load: on a CPU a folder, as in a run. A GPU makes random weights faster than
+    it loads them, so there it is the shape."""
     if effort.device != "cpu":
         return effort.shape
     save_shape(effort.shape, folder / "model", effort.device)
@@ -96,10 +97,10 @@ def serving_of(group: Sequence[UpdateArm], effort: Effort, model: str) -> Servin
 
 
 class Engine:
-    """The other side, what it serves, and what it can do."""
+    """Controls the engine's side, and tracks its version and capabilities."""
 
     def __init__(self, serving: Serving, *, beside: bool = False) -> None:
-        """`beside`: in this process."""
+        """With `beside`, the engine runs in this process."""
         self._token = secrets.token_hex(16)
         self._exchange: dict[str, torch.Tensor] = {}
         self._child = EngineBeside(serving, self._exchange) if beside else self._start(serving)
@@ -113,7 +114,7 @@ class Engine:
         return child
 
     def begin(self) -> None:
-        """Decoding begins, and does not end."""
+        """Let the engine begin to decode without end."""
         self._child.tell(b"go")
         self._capabilities = tuple(self._child.read()["capabilities"])
         self._child.read()
@@ -147,7 +148,7 @@ class Engine:
 
 
 def place_of(arm: UpdateArm, source: Source, in_memory: Path, on_disk: Path) -> Path:
-    """Where buckets are that are files: in memory as in a run, where there is room for them."""
+    """Return the folder of buckets that are files: in memory as in a run, if there is room for them."""
     needed = SLOTS * sum(tensor.nbytes for tensor in source.tensors.values())
     has_room = shutil.disk_usage(in_memory).free > needed
     return in_memory if arm.transport == "shared_memory" and has_room else on_disk
@@ -155,7 +156,7 @@ def place_of(arm: UpdateArm, source: Source, in_memory: Path, on_disk: Path) -> 
 
 @contextmanager
 def working(busy: bool) -> Iterator[None]:
-    """While inside, if `busy`, this process keeps the GPU busy with large matmuls."""
+    """Keep the GPU busy with large matmuls while the block runs, if `busy`."""
     stop = threading.Event()
 
     def work() -> None:

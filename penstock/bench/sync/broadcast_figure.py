@@ -1,8 +1,8 @@
-"""`gloo_bucket_gain`: a broadcast in buckets against one of tensor after tensor, for a model of many small tensors.
+"""Measures `gloo_bucket_gain`: a broadcast of many small tensors in buckets, against one after the other.
 
-Two real processes over gloo. Tensor after tensor is a loop of `torch.distributed.broadcast`. In buckets is our
-collective transport: packed, sent and unpacked again. What each side takes to hash, which a loop does not do, is
-reported beside them.
+It uses two real processes over gloo. Tensor after tensor is a loop of `torch.distributed.broadcast`. In
+buckets is our collective transport: packed, sent and unpacked. The time that each side takes to hash, which a
+loop does not do, is reported separately.
 """
 
 import statistics
@@ -25,13 +25,13 @@ WARMUP = 2
 
 
 def small_tensors(count: int) -> dict[str, torch.Tensor]:
-    """As many of them, of 4 KB each."""
+    """Make `count` tensors of 4 KB each."""
     values = torch.arange(NUM_VALUES, dtype=torch.float32)
     return {f"layers.{number}.weight": values + number for number in range(count)}
 
 
 def measure_gain(count: int = NUM_TENSORS, rounds: int = 5) -> dict[str, Any]:
-    """Medians of both, in turns."""
+    """Measure the medians of both ways, which alternate."""
     tensors = small_tensors(count)
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
         store = str(Path(folder) / "store")
@@ -39,7 +39,7 @@ def measure_gain(count: int = NUM_TENSORS, rounds: int = 5) -> dict[str, Any]:
         dist.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=2)
         publisher = make_publisher(TRANSPORT, tensors, Publishing(), Rendezvous(folder=Path(folder)))
         try:
-            receiver.read()  # it is there
+            receiver.read()  # the receiver is ready
             times = [
                 (send_singly(receiver, tensors), *send_in_buckets(receiver, publisher, tensors, number))
                 for number in range(WARMUP + rounds)
@@ -71,7 +71,8 @@ def send_singly(receiver: Child, tensors: dict[str, torch.Tensor]) -> float:
 def send_in_buckets(
     receiver: Child, publisher: Any, tensors: dict[str, torch.Tensor], version: int
 ) -> tuple[float, float, float]:
-    """Seconds to pack, send and unpack; of the sender's hash and checksum; and of the receiver's hash."""
+    """Return the seconds to pack, send and unpack; of the sender's hash and checksum; and of the receiver's
+    hash."""
     started = time.monotonic()
     publisher.snapshot(version, tensors)
     packed = time.monotonic()

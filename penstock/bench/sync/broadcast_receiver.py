@@ -1,5 +1,5 @@
-"""The other process of `penstock.bench.sync.broadcast_figure`. A line is an update to take in buckets; an empty one
-asks for tensor after tensor."""
+"""Runs the receiving process of `penstock.bench.sync.broadcast_figure`. A line is an update to take in buckets;
+an empty line asks for tensor after tensor."""
 
 import json
 import sys
@@ -15,7 +15,7 @@ from penstock.sync.transports import AnyReceiver
 
 
 def serve(store: str, tensors: dict[str, torch.Tensor]) -> None:
-    """Answer until the input ends, with the time at which the tensors were there."""
+    """Answer until the input ends, with the time at which the tensors had arrived."""
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=1, world_size=2)
     receiver = AnyReceiver()
     decoder = msgspec.json.Decoder(WeightUpdate)

@@ -1,12 +1,12 @@
-"""`penstock bench sync`: what an update of the weights costs an engine, for every way to send one.
+"""Measures what a weight update costs an engine, for every way to send one (`penstock bench sync`).
 
     penstock bench sync                 on a CPU: each transport with each selection, each interrupt, two baselines,
                                         figures of copies and bytes (`penstock.bench.sync.on_cpu`)
     penstock bench sync --shape 1.5b    on a GPU: CUDA IPC and shared memory, full weights and adapters, in time
                                         slices and under MPS (`penstock.bench.sync.on_gpu`)
 
-Two real processes. One publishes, as a trainer does; the other is the embedded engine with a full batch that
-decodes. Each result is printed and saved as it ends.
+There are two real processes. One publishes, as a trainer does; the other is the embedded engine, decoding a
+full batch. Each result is printed and saved as it ends.
 """
 
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ def run(
     updates: int | None = None,
     only: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """All that this machine is for, or what `only` names."""
+    """Measure everything that this machine allows, or what `only` names."""
     if shape is not None and shape not in SHAPES:
         raise ConfigError(f"--shape must be one of {', '.join(SHAPES)}, got {shape!r}")
     quieten()
@@ -58,7 +58,7 @@ def run(
 
 
 def choose(names: Sequence[str], only: Sequence[str]) -> list[str]:
-    """The names that are one of the texts, or have one in them that is no name; all if there are no texts."""
+    """Return the names that equal one of the texts, or contain a text that is no name; all names without texts."""
     chosen = set(names if not only else ())
     for text in only:
         found = {text} if text in names else {name for name in names if text in name}
@@ -72,7 +72,7 @@ TIMES = ("snapshot", "describe", "transfer", "stall", "fresh")
 
 
 def arm_table(report: dict[str, Any]) -> Table:
-    """Milliseconds, each with how many plain copies of the same bytes would have taken as long."""
+    """Return a table of milliseconds, each with the number of plain copies that would take as long."""
     title = f"{report['setting']['shape']}, {report['hardware']['device']}: milliseconds (plain copies)"
     shown = Table("arm", "MB", "copy", *TIMES, "largest stall", "lost", "hash GB/s", title=title)
     for name, arm in report.get("arms", {}).items():
@@ -96,12 +96,12 @@ def cells(arm: dict[str, Any]) -> list[str]:
 
 
 def short(number: float) -> str:
-    """Three digits, and all of those before the point."""
+    """Format a number with three digits, or with all digits before the point if those are more."""
     return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
 
 
 def in_words(found: dict[str, Any]) -> str:
-    """An arm, or a figure with whatever numbers it has."""
+    """Describe an arm, or a figure with its numbers."""
     if "skipped" in found:
         return f"skipped: {found['skipped']}"
     if "stall_ms" in found:

@@ -1,4 +1,4 @@
-"""A full batch that decodes without end: when a sequence ends, another one begins."""
+"""Keeps a full batch decoding without end: when a sequence ends, another one begins."""
 
 import asyncio
 import sys
@@ -15,8 +15,8 @@ PROMPT, GOLDEN = 16, 0.618034
 
 
 class EndlessDecoding:
-    """The first of the sequences notes when it saw the first token of each version. Staggered lengths are spread
-    evenly up to the longest, so that sequences end one after another."""
+    """Decodes sequences, the first of which records when it saw the first token of each version. Staggered
+    lengths are spread evenly up to the longest, so that sequences end one after another."""
 
     def __init__(self, engine: EmbeddedEngine, batch: int, context: int, *, staggered: bool) -> None:
         self._engine = engine
@@ -34,24 +34,23 @@ class EndlessDecoding:
         return (self._decode(number) for number in range(self._batch))
 
     async def until(self, version: int) -> float:
-        """When the first token of a version was seen."""
+        """Wait for the first token of a version, and return when it was seen."""
         while version not in self._seen:
             self._news.clear()
             await self._news.wait()
         return self._seen[version]
 
     async def drain(self) -> None:
-        """No sequence begins until `go_on`; returns when none runs."""
+        """Let no sequence begin until `resume`, and return when none runs."""
         self._may_begin.clear()
         if self._num_running:
             self._none_runs.clear()
             await self._none_runs.wait()
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         self._may_begin.set()
 
     async def _decode(self, number: int) -> None:
-        """One sequence after another, until cancelled."""
         with suppress(asyncio.CancelledError):
             for turn in range(sys.maxsize):
                 await self._may_begin.wait()

@@ -1,5 +1,6 @@
-"""The engine of `penstock bench sync` in the trainer's own process, for transports that need that: it serves in a
-thread with an event loop of its own, and is spoken to as the other process is."""
+"""Runs the engine of `penstock bench sync` in the trainer's own process, for transports that need that. It
+serves in a thread with an event loop of its own, and takes the same commands as the engine in another
+process."""
 
 import asyncio
 import queue
@@ -15,7 +16,7 @@ from penstock.sync.transports import AnyReceiver, Rendezvous
 
 
 class EngineBeside:
-    """Starts with its first word: until then, nothing of it disturbs what is measured with other engines."""
+    """Starts with the first command, so that it does not disturb measurements of other engines before."""
 
     def __init__(self, serving: Serving, exchange: dict[str, torch.Tensor]) -> None:
         """Buckets are in `exchange`."""
@@ -47,7 +48,6 @@ class EngineBeside:
         return self.read()
 
     def close(self) -> None:
-        """Idempotent."""
         if self._thread is not None:
             self._loop.call_soon_threadsafe(self._lines.put_nowait, b"")
             self._thread.join(timeout=END_S)

@@ -1,10 +1,11 @@
-"""`penstock bench sync` on a CPU: figures of copies and bytes first, then the arms, then a restarted engine.
+"""Runs `penstock bench sync` on a CPU: figures of copies and bytes first, then the arms, then a restarted
+engine.
 
 - `shm_copy_vs_memcpy`: the trainer copies into a bucket of shared memory and the engine out of it; the slower of
-  both copies against `memcpy` of the same bytes. Hashing comes after them, and is reported beside them.
-- `delta_bytes_fraction` and `adapter_bytes_fraction`: what a smaller selection sends, of what full weights take, in
-  bfloat16. The delta is between a version and the one 20 steps of AdamW later, with indices and headers as they
-  travel; the adapter is one of rank 16 on all linear layers.
+  both copies is compared with `memcpy` of the same bytes. Hashing comes after them, and is reported separately.
+- `delta_bytes_fraction` and `adapter_bytes_fraction`: the bytes of a smaller selection, as a fraction of those of
+  full weights in bfloat16. The delta is between a version and the one 20 steps of AdamW later, with indices and
+  headers as they travel; the adapter is one of rank 16 on all linear layers.
 """
 
 import tempfile
@@ -47,8 +48,8 @@ Found = Iterator[tuple[str, str, dict[str, Any]]]
 
 
 def cpu_arms() -> list[UpdateArm]:
-    """Adapters after full weights, which would take them off. The last arms have engines of their own, those of
-    `in_process` one beside the trainer."""
+    """List the arms. Adapters come after full weights, which would remove them. The last arms have engines of
+    their own, and those of `in_process` have one in the trainer's process."""
     transports = [name for name, each in TRANSPORTS.items() if each.between_processes and name != "cuda_ipc"]
     interrupts = [each for each in get_args(Interrupt) if each != "inflight"]
     full, delta, adapter = (
@@ -63,7 +64,7 @@ def cpu_arms() -> list[UpdateArm]:
 
 
 class CpuPart:
-    """What there is to measure, by name."""
+    """Measures chosen figures and arms by name."""
 
     def __init__(self, shape: str | None, updates: int | None) -> None:
         self.effort = Effort(
@@ -124,11 +125,11 @@ class CpuPart:
 
 
 COPY_WARMUP = 2
-"""As many as a publisher has slots: the first copy into each takes its memory."""
+"""As many as a publisher has slots, since the first copy into each allocates its memory."""
 
 
 def measure_copies(weights: Mapping[str, torch.Tensor], updates: int = 7) -> dict[str, Any]:
-    """GB/s of the fastest of each, in turns, so that whatever else the machine does meets all alike."""
+    """Return the GB/s of the fastest of each copy. They alternate, so that other load affects all alike."""
     live = {name: torch.zeros_like(weight) for name, weight in weights.items()}
     num_bytes = sum(weight.nbytes for weight in weights.values())
     memcpy = PlainCopy(num_bytes, "cpu")
@@ -165,7 +166,7 @@ STEPS, RANK = 20, 16
 
 
 def measure_delta(weights: Mapping[str, torch.Tensor], steps: int = STEPS) -> dict[str, Any]:
-    """Fractions after all steps, and of the next step alone, which is what a run sends."""
+    """Return fractions after all steps, and for the next step alone, which is what a run sends."""
     source = Trained(weights)
     publisher = InProcessPublisher(source.tensors, source.publishing, exchange={})
     full = publish(publisher, 0, source.tensors)
@@ -201,7 +202,8 @@ def publish(publisher: WeightPublisher, version: int, tensors: Mapping[str, torc
 
 
 def measure_restart(arm: UpdateArm, effort: Effort) -> dict[str, Any]:
-    """The trainer saves its model; a process starts, loads it and generates. `arm` says with which batch."""
+    """Measure a restart instead of an update: the trainer saves its model, and a process starts, loads it and
+    generates with the batch of `arm`."""
     model: Any = make_shape(effort.shape, effort.device, torch.bfloat16)
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
         begin = time.monotonic()

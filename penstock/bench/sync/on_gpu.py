@@ -1,4 +1,4 @@
-"""`penstock bench sync` on a GPU: in time slices and under MPS, which is how a run shares a GPU."""
+"""Runs `penstock bench sync` on a GPU, in time slices and under MPS, which is how a run shares a GPU."""
 
 import os
 import subprocess
@@ -20,7 +20,7 @@ Found = Iterator[tuple[str, str, dict[str, Any]]]
 
 
 def gpu_arms(shape: str) -> list[UpdateArm]:
-    """Those of one batch follow each other, so that one engine serves them; adapters come last."""
+    """List the arms. Those of one batch follow each other, so that one engine serves them; adapters come last."""
     if shape == "7b":
         return [
             UpdateArm(transport="cuda_ipc", batch=256, how=MPS),
@@ -42,7 +42,7 @@ def gpu_arms(shape: str) -> list[UpdateArm]:
 
 
 class GpuPart:
-    """What there is to measure, by name. Where MPS can't be started, its arms run in time slices."""
+    """Measures chosen arms by name. If MPS can't be started, its arms run in time slices."""
 
     def __init__(self, shape: str | None, updates: int | None, log: Callable[[str], None]) -> None:
         self.effort = Effort(
@@ -73,7 +73,8 @@ class GpuPart:
                 yield "arms", name, found
 
     def headline(self, report: dict[str, Any]) -> dict[str, float]:
-        """At the largest batch with the trainer idle: under MPS, or in time slices where there is none."""
+        """Return the figures at the largest batch with the trainer idle, under MPS or, without it, in time
+        slices."""
         arms = report.get("arms", {})
         found: dict[str, float] = {}
         for arm in self._arms.values():
@@ -87,7 +88,7 @@ class GpuPart:
 
 
 def in_child(arms: Sequence[UpdateArm], effort: Effort, environ: Mapping[str, str]) -> Results:
-    """Measure in a process of its own: a process becomes a client of MPS when it starts, or never."""
+    """Measure in a child process, because a process can become a client of MPS only when it starts."""
     if not arms:
         return
     words = [msgspec.json.encode(each).decode() for each in (arms, effort)]

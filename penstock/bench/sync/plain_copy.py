@@ -1,4 +1,4 @@
-"""A plain copy of as many bytes as an update has: what its times are held against."""
+"""Times a plain copy of as many bytes as an update has, as the measure for its times."""
 
 import ctypes
 import statistics
@@ -8,12 +8,12 @@ from functools import cache
 import torch
 
 LARGEST = 1 << 30
-"""More bytes take proportionally longer."""
+"""Larger copies are timed at this size and scaled."""
 ROUNDS = 5
 
 
 class PlainCopy:
-    """`memcpy` on a CPU, a copy by torch on a GPU, into memory that was written before."""
+    """Copies by `memcpy` on a CPU and by torch on a GPU, into memory that was written before."""
 
     def __init__(self, num_bytes: int, device: str) -> None:
         size = max(1, min(num_bytes, LARGEST))
@@ -22,7 +22,7 @@ class PlainCopy:
         self._scale = max(1, num_bytes) / size
 
     def run(self) -> float:
-        """Copy once; the seconds that it took."""
+        """Copy once, and return the seconds that it took."""
         started = time.perf_counter()
         if self._source.is_cuda:
             self._target.copy_(self._source)
@@ -34,6 +34,5 @@ class PlainCopy:
 
 @cache
 def plain_copy_s(num_bytes: int, device: str) -> float:
-    """The median of a few copies."""
     copy = PlainCopy(num_bytes, device)
     return statistics.median(copy.run() for _ in range(ROUNDS))

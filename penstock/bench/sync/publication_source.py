@@ -1,4 +1,4 @@
-"""What the trainer of `penstock bench sync` publishes: weights that change between versions."""
+"""Provides what the trainer of `penstock bench sync` publishes: weights that change between versions."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,7 +14,7 @@ NO_ANCHOR = 1 << 30
 
 
 class Poked:
-    """Tensors of which one value changes: enough for full updates, whose cost does not depend on values."""
+    """Changes one value per version, enough for full updates, whose cost does not depend on values."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor], publishing: Publishing) -> None:
         self.tensors = tensors
@@ -26,8 +26,8 @@ class Poked:
 
 
 class Trained:
-    """Float32 weights under AdamW, sent as bfloat16. Every step has the same gradient, so that all of them move in
-    one direction: hardly any gradients change more of the weights."""
+    """Trains float32 weights with AdamW, sent as bfloat16. Every step has the same gradient, so all weights keep
+    moving in one direction; other gradients would rarely change more of them."""
 
     def __init__(self, weights: Mapping[str, torch.Tensor], lr: float = LEARNING_RATE) -> None:
         device = next(iter(weights.values())).device
@@ -52,7 +52,7 @@ Source = Poked | Trained
 
 
 def make_source(arm: UpdateArm, model: Any, weights: Mapping[str, torch.Tensor], *, base: int) -> Source:
-    """`base` is the version of the full weights that the engine has."""
+    """Make the source of an arm. `base` is the version of the engine's full weights."""
     if arm.selection == "delta":
         return Trained(weights)
     if arm.selection == "full":

@@ -1,9 +1,9 @@
-"""The engine's side of `penstock bench sync`: the embedded engine, with sequences that decode without end.
+"""Runs the engine's side of `penstock bench sync`: the embedded engine, with sequences that decode without end.
 
-It reads a token for HTTP, says that it is ready, and begins to decode when it is told to. Then each line is a
-`Delivery`, or nothing but a question how many tokens there are. An update is *fresh* when a token has been sampled
-with it, and *seen* when a caller has such a token. On a GPU that is when the window of steps that sampled it has
-ended.
+It reads a token for HTTP, reports that it is ready, and begins to decode on command. After that, each line is
+a `Delivery`, or empty to ask how many tokens there are. An update is *fresh* when a token has been sampled
+with it, and *seen* when a caller has such a token. On a GPU that is when the window of steps that sampled it
+has ended.
 """
 
 import asyncio
@@ -29,15 +29,15 @@ from penstock.sync.transports import AnyReceiver, Rendezvous
 from penstock.worker.quiet import quieten
 
 FIRST_VERSION = -1
-"""What is served before the first update."""
+"""The version that is served before the first update."""
 COUNTED = ("tokens", "discarded_tokens", "recomputed_tokens")
 LOOK_EVERY_S = 1e-4
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 LONGEST_LINE = 1 << 26
 
 
 class Serving(msgspec.Struct, frozen=True, kw_only=True):
-    """What the engine's process must know."""
+    """Configures the engine's process."""
 
     model: str
     """A shape, or a folder."""
@@ -45,16 +45,16 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
     batch: int
     resume_kv: Literal["keep", "recompute"] = "keep"
     rank: int = 0
-    """The largest of the adapters that will come; 0: none will."""
+    """The largest rank of the adapters that will come; 0 for none."""
     context: int = 2048
     threads: int = 0
-    """Of torch; 0 leaves them as they are."""
+    """Threads of torch; 0 keeps the default."""
     staggered: bool = False
     """Whether sequences end one after another, as in a run; otherwise all at once."""
 
 
 class Delivery(msgspec.Struct, frozen=True, kw_only=True):
-    """An update, and how it is to be taken."""
+    """Carries an update, and how it is to be taken."""
 
     update: WeightUpdate
     interrupt: Interrupt = "inflight"
@@ -67,7 +67,7 @@ async def serve(
     next_line: Callable[[], Awaitable[bytes]],
     say: Callable[[dict[str, Any]], None],
 ) -> None:
-    """Answer until the input ends, which is an empty line without an end. The first line is the word to begin."""
+    """Answer until the input ends, which reads as a line of no bytes. The first line is the command to begin."""
     if serving.threads:
         torch.set_num_threads(serving.threads)
     quieten()
@@ -120,14 +120,14 @@ def open_engine(serving: Serving, receiver: AnyReceiver) -> EmbeddedEngine:
 
 
 async def take(engine: EmbeddedEngine, delivery: Delivery, decoding: EndlessDecoding) -> dict[str, float]:
-    """Take an update, and wait for a token of it."""
+    """Take an update, and wait for a token that was sampled with it."""
     told_at = time.monotonic()
     before = await count(engine)
     update = delivery.update
     if delivery.drained:
         await decoding.drain()
     receipt = await engine.update(update, delivery.interrupt)
-    decoding.go_on()
+    decoding.resume()
     fresh_at = await asyncio.to_thread(first_token, engine, update.version)
     seen_at = await decoding.until(update.version)
     after = await count(engine)
@@ -143,23 +143,24 @@ async def take(engine: EmbeddedEngine, delivery: Delivery, decoding: EndlessDeco
 
 
 async def count(engine: EmbeddedEngine) -> dict[str, float]:
-    """What was done until now. Discarded tokens are drawn again."""
+    """Return the counters so far. Discarded tokens are sampled again."""
     counters = (await engine.report()).counters
     return {"at": time.monotonic()} | {name: counters.get(name, 0.0) for name in COUNTED}
 
 
 def first_token(engine: EmbeddedEngine, version: int) -> float:
-    """When the first token of a version was sampled. A thread polls for it: the event loop is busy at times."""
-    until = time.monotonic() + PATIENCE_S
+    """Return when the first token of a version was sampled. A thread polls for it, because the event loop may be
+    busy."""
+    until = time.monotonic() + TIMEOUT_S
     while engine.newest_version() < version:
         if time.monotonic() > until:
-            raise TimeoutError(f"no token of version {version} within {PATIENCE_S:.0f} s")
+            raise TimeoutError(f"no token of version {version} within {TIMEOUT_S:.0f} s")
         time.sleep(LOOK_EVERY_S)
     return time.monotonic()
 
 
 async def reading() -> asyncio.StreamReader:
-    """What comes in, read by the event loop, as a worker reads its channel."""
+    """Read the standard input through the event loop, as a worker reads its channel."""
     reader = asyncio.StreamReader(limit=LONGEST_LINE)
     loop = asyncio.get_running_loop()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)

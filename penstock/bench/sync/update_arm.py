@@ -1,4 +1,4 @@
-"""One arm of `penstock bench sync`: what is sent, how it travels, and what becomes of sequences in flight."""
+"""Defines an arm of `penstock bench sync`: what is sent, how it travels, and what happens to running sequences."""
 
 from typing import Literal
 
@@ -9,19 +9,19 @@ from penstock.sync.transports import transport_of
 
 
 class UpdateArm(msgspec.Struct, frozen=True, kw_only=True):
-    """An engine at work takes one update after another in this way."""
+    """Describes how a working engine takes one update after another."""
 
     transport: str
     selection: UpdateSelection = "full"
     interrupt: Interrupt = "inflight"
     drained: bool = False
-    """A baseline: no answer begins until all others have ended, and only then the update is taken."""
+    """A baseline: no answer begins until all others have ended, and only then is the update taken."""
     resume_kv: Literal["keep", "recompute"] = "keep"
-    """Of `abort_resume`: whether keys and values of the prefixes stay or are computed again."""
+    """For `abort_resume`: whether keys and values of the prefixes are kept or recomputed."""
     rank: int = 16
-    """Of an adapter."""
+    """Rank of an adapter."""
     layers: tuple[str, ...] = ()
-    """Of an adapter: how the names of its layers end. Empty: all linear ones."""
+    """The ends of the names of an adapter's layers. Empty: all linear ones."""
     batch: int = 8
     """Sequences that the engine decodes."""
     busy: bool = False
@@ -29,16 +29,15 @@ class UpdateArm(msgspec.Struct, frozen=True, kw_only=True):
     how: str = ""
     """How two processes share the GPU."""
     at_most: int = 100
-    """Updates, where each takes long."""
+    """Most updates, for arms whose updates take long."""
 
     @property
     def needs_one_process(self) -> bool:
-        """Whether trainer and engine must be one process for its transport."""
+        """Return whether the transport needs trainer and engine in one process."""
         return not transport_of(self.transport).between_processes
 
     @property
     def name(self) -> str:
-        """As the report calls it."""
         parts = [self.transport.replace("_", " "), self.selection]
         if self.selection == "adapter":
             parts[-1] = f"adapter of rank {self.rank}" + (" on attention" if self.layers else "")
@@ -54,17 +53,17 @@ class UpdateArm(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Effort(msgspec.Struct, frozen=True, kw_only=True):
-    """How much is measured, of which model."""
+    """Sets how much is measured, and of which model."""
 
     shape: str
     device: str
     updates: int
-    """In each arm, of which the medians are."""
+    """Updates in each arm, of which the median is taken."""
     warmup: int = 3
-    """Updates before them, which open buckets and warm caches."""
+    """Updates before those, which open buckets and warm caches."""
     rate_s: float = 1.0
-    """For so long tokens are counted while nothing is updated."""
+    """How long tokens are counted without updates."""
 
     def num_updates(self, arm: UpdateArm) -> int:
-        """With those before."""
+        """Return the number of updates, warm-up included."""
         return self.warmup + min(self.updates, arm.at_most)

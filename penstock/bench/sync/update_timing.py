@@ -1,4 +1,4 @@
-"""How long the parts of an update take, from the beginning of its publication to the first token that is seen.
+"""Times the parts of an update, from the beginning of its publication to the first token that is seen.
 
     snapshot ─► describe (hash, pack) ─► transfer ─► stall ─► fresh ─► seen
     trainer                              engine
@@ -23,12 +23,12 @@ from penstock.records import WeightUpdate
 from penstock.records.interfaces import WeightPublisher
 
 PAUSE_S, WINDOW_S, GOLDEN = 0.025, 0.05, 0.618034
-"""Between updates the engine runs a few steps, as in a real run. Pauses are spread evenly over more than a window
-of decode steps, so that updates meet a window at every point."""
+"""Between updates the engine runs a few steps, as in a real run. Pauses are spread evenly over more than a
+window of decode steps, so that updates meet a window at every point."""
 WINDOW_STEPS = 8
 """Decode steps of a window on a GPU."""
 COMPARED = ("snapshot", "describe", "transfer", "stall", "fresh")
-"""Times that are held against a plain copy."""
+"""Times that are compared with a plain copy."""
 
 
 def measure(
@@ -39,7 +39,7 @@ def measure(
     source: Source,
     first_version: int,
 ) -> dict[str, Any]:
-    """Medians over updates, after a few that open buckets and warm caches."""
+    """Return medians over updates, after a few that open buckets and warm caches."""
     records: list[dict[str, float]] = []
     rate, window_s = 1.0, WINDOW_S
     for number in range(effort.num_updates(arm)):
@@ -62,7 +62,7 @@ def measure(
 def publish(
     arm: UpdateArm, publisher: WeightPublisher, engine: Child | EngineBeside, source: Source, version: int
 ) -> dict[str, float]:
-    """One update, from its beginning to the first token on it that somebody has seen."""
+    """Make one update, from its beginning to the first token with it that a caller has seen."""
     synchronize(source)
     begin = time.monotonic()
     publisher.snapshot(version, source.tensors)
@@ -93,8 +93,8 @@ def publish(
 
 
 def lost_s(record: dict[str, float], rate: float) -> float:
-    """How much longer the engine took, from the message to a new token, than for the tokens that it made then and
-    that count."""
+    """Return how much longer the engine took, from the message to a new token, than its useful tokens take at
+    this rate."""
     return max(0.0, record["seconds"] - (record["tokens"] - record["discarded_tokens"]) / rate)
 
 
@@ -104,14 +104,14 @@ def synchronize(source: Source) -> None:
 
 
 def update_bytes(update: WeightUpdate) -> int:
-    """What travels."""
+    """Return the bytes that travel."""
     if update.payloads:
         return sum(payload.num_bytes for payload in update.payloads)
     return sum(spec.num_bytes for spec in update.tensors)
 
 
 def tokens_per_s(engine: Child | EngineBeside, seconds: float) -> float:
-    """While nothing is updated."""
+    """Measure the rate while there are no updates."""
     before = engine.ask(b"")
     time.sleep(seconds)
     after = engine.ask(b"")
@@ -119,8 +119,8 @@ def tokens_per_s(engine: Child | EngineBeside, seconds: float) -> float:
 
 
 def against_copy(result: dict[str, float], device: str) -> dict[str, Any]:
-    """A plain copy of as many bytes, how many of them each part could have been, and the rate of the hash, also as
-    a share of that of a plain copy of what was hashed."""
+    """Return the time of a plain copy of as many bytes, how many such copies each part would have taken, and the
+    rate of the hash, also as a share of that of a plain copy of the hashed bytes."""
     copy_ms = plain_copy_s(int(result["bytes"]), device) * 1e3
     compared: dict[str, Any] = {
         "copy_ms": copy_ms,

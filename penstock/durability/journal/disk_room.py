@@ -1,4 +1,4 @@
-"""A full disk is waited out: whoever writes waits, a person is told once, and nothing is lost."""
+"""Waits out a full disk: writers wait, one line is logged, and nothing is lost."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -10,7 +10,7 @@ RETRY_S = 5.0
 
 
 class DiskRoom:
-    """What the writers of one run know of the room on their disk."""
+    """Tracks whether the disk that the writers of one run share is full."""
 
     def __init__(self, *, say: Callable[[str], None] = lambda line: None, retry_s: float = RETRY_S) -> None:
         self._say = say
@@ -25,12 +25,13 @@ class DiskRoom:
         return self._num_waiting > 0
 
     async def wait(self) -> None:
-        """Until nobody waits for room; at once when the disk is not full."""
+        """Wait until no writer waits for room; return at once when the disk is not full."""
         if self.is_full:
             await self._there.wait()
 
     async def patiently(self, write: Callable[[], Awaitable[None]]) -> None:
-        """Try until the disk takes it. A write that fails must leave things so that it can be tried again."""
+        """Retry a write until the disk has room for it. A write that fails must leave a state in which it can be
+        tried again."""
         is_waiting = is_written = False
         try:
             while True:
@@ -50,7 +51,7 @@ class DiskRoom:
                 self._end_waiting(there_is_room=is_written)
 
     def give_up(self) -> None:
-        """The run ends: every write has one more try."""
+        """Stop waiting, since the run ends: every write has one more try."""
         self._given_up.set()
 
     async def _pause(self) -> None:
@@ -63,7 +64,7 @@ class DiskRoom:
     def _begin_waiting(self, error: Exception) -> None:
         if not self.is_full:
             self._say(
-                "the disk is full: the run waits, and loses nothing; make room and it goes on by itself "
+                "the disk is full: the run waits, and loses nothing; make room and it continues by itself "
                 f"({error})"
             )
         self._num_waiting += 1
@@ -74,4 +75,4 @@ class DiskRoom:
         if not self.is_full:
             self._there.set()
             if there_is_room and not self._given_up.is_set():
-                self._say("the disk has room again: the run goes on, and nothing was lost")
+                self._say("the disk has room again: the run continues, and nothing was lost")

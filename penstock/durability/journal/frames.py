@@ -1,7 +1,7 @@
-"""Segments as bytes: a header with the format's number, then frames. Each frame is one commit.
+"""Encodes segments as bytes: a header with the format's number, then frames. Each frame is one commit.
 
 A frame is written only after the one before it is on the disk. So after a crash at most the last frame can be
-torn, and a bad frame with a good one behind it is damage of another kind: that is an error, never cut.
+torn. A bad frame with a good one behind it is other damage: that is an error, and is never cut.
 """
 
 import struct
@@ -14,7 +14,7 @@ import msgspec
 from penstock.errors import UserError
 
 FORMAT = 2
-"""Of journals. Other numbers are refused."""
+"""The format of journals. Other numbers are refused."""
 _MAGIC = b"penstock journal"
 _HEADER = struct.Struct("<16sI")
 _MARK = b"\xf5PnS"
@@ -23,17 +23,17 @@ HEADER_BYTES = _HEADER.size
 
 
 class JournalDamaged(UserError):
-    """The journal has lost records that were on the disk, or is of a format that is not known."""
+    """The journal has lost records that were on the disk, or has an unknown format."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """Records that became durable together. Sequence numbers have no gap, over all segments."""
+    """A `Frame` holds records that became durable together. Sequence numbers have no gap, over all segments."""
 
     sequence: int
     records: tuple[bytes, ...]
     end: int
-    """Where in its segment it ends."""
+    """The offset in its segment where it ends."""
 
 
 def header() -> bytes:
@@ -46,7 +46,7 @@ def frame(sequence: int, records: Sequence[bytes]) -> bytes:
 
 
 def has_header(name: str, data: bytes) -> bool:
-    """False when the header was cut off, as by a crash. Another format is refused."""
+    """Return whether the data has a header, which a crash may have cut off. Another format is refused."""
     if len(data) < HEADER_BYTES:
         return False
     magic, number = _HEADER.unpack_from(data)
@@ -61,7 +61,7 @@ def has_header(name: str, data: bytes) -> bool:
 
 
 def frames_of(data: bytes) -> Iterator[Frame]:
-    """The good frames up to the first bad one."""
+    """Yield the good frames up to the first bad one."""
     position = HEADER_BYTES
     while (found := _frame_at(data, position)) is not None:
         yield found
@@ -69,7 +69,8 @@ def frames_of(data: bytes) -> Iterator[Frame]:
 
 
 def follows_good_frame(data: bytes, start: int, sequence: int) -> bool:
-    """Whether a frame later than `sequence` is whole behind `start`: then what is bad there was good once."""
+    """Return whether a frame later than `sequence` is intact behind `start`: then the bad bytes there were good
+    once."""
     position = data.find(_MARK, start)
     while position >= 0:
         found = _frame_at(data, position)

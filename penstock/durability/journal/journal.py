@@ -1,9 +1,10 @@
 """Writes the journal: many records, one fsync, and no waiting on the event loop's thread.
 
-    push ─► pending ─► one commit at a time: encode ─► in a thread: write, fsync ─► whoever waits goes on
+    push ─► pending ─► one commit at a time: encode ─► in a thread: write, fsync ─► waiting callers continue
 
-A commit begins at once when the last is a moment ago; what comes sooner shares the next one. Whoever must know that
-a record is on the disk awaits `durable`, which makes the commit begin now, or soon where that is enough.
+A commit begins at once when the last one was a moment ago; records that come sooner share the next one. A
+caller that must know that a record is on the disk awaits `durable`, which makes the commit begin now, or soon
+where that is enough.
 """
 
 import asyncio
@@ -26,21 +27,21 @@ SEGMENT_BYTES = 64 << 20
 COMMIT_BYTES = 16 << 20
 """A frame takes no further record past this, so that none grows without bound."""
 SPACING_S = 0.1
-"""Between two commits that nobody waits for. A crash costs at most what came since the last one; a commit costs up
-to a millisecond of CPU time, most of it for waking threads."""
+"""Seconds between two commits that no caller waits for. A crash costs at most what came since the last one; a
+commit costs up to a millisecond of CPU time, most of it for waking threads."""
 SOON_S = 0.05
-"""Between two commits that somebody waits for who can wait a moment."""
+"""Seconds between two commits when the caller that waits can wait a moment."""
 
 Runner = Callable[[Callable[[], None]], Awaitable[None]]
 Committed = Callable[[Sequence[T], int], None]
-"""Told the records of a commit that is durable, and their segment."""
+"""Called with the records of a durable commit, and their segment."""
 Encode = Callable[[Sequence[T]], list[bytes]]
-"""The records of a commit that are worth keeping, each as bytes. Not in the writing thread: while that held the
-interpreter and waited for a core, nobody else could run."""
+"""Returns the records of a commit that are worth keeping, each as bytes. It is not called in the writing thread,
+which would hold the interpreter lock while it waits for a core."""
 
 
 class JournalFailed(PenstockError):
-    """The journal can't be written any more: the run must end, since nothing would survive a crash."""
+    """The journal can't be written any more. The run must end, since nothing would survive a crash."""
 
 
 def _tell_nobody(records: Sequence[T], segment: int) -> None:
@@ -48,7 +49,7 @@ def _tell_nobody(records: Sequence[T], segment: int) -> None:
 
 
 class Journal(Generic[T]):
-    """Appends to one journal. Use it as a context: leaving it waits until everything is durable."""
+    """Appends to one journal. Use it with `async with`: leaving the block waits until everything is durable."""
 
     def __init__(
         self,
@@ -72,10 +73,10 @@ class Journal(Generic[T]):
         self._frames = _Frames(files, end, segment_bytes)
         self._pending: list[T] = []
         self._batch: list[T] = []
-        """What is being written."""
+        """The records that are being written."""
         self._num_pushed = self._num_durable = 0
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
-        self._some, self._soon, self._hurry = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._some, self._soon, self._urgent = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._last_s = -math.inf
         """When the last commit ended."""
         self._order = asyncio.Lock()
@@ -102,11 +103,11 @@ class Journal(Generic[T]):
 
     @property
     def num_lost(self) -> int:
-        """Records that never reached the disk, once the journal is closed or has failed."""
+        """Return how many records never reached the disk, once the journal is closed or has failed."""
         return 0 if self.error is None else self._num_pushed - self._num_durable
 
     def push(self, record: T) -> int:
-        """Durable before whatever is pushed after it. Returns its place in that order, for `durable`."""
+        """Queue a record, which becomes durable before all later ones. Return its position, for `durable`."""
         if self.error is not None:
             raise self.error
         if self._closing:
@@ -117,8 +118,10 @@ class Journal(Generic[T]):
         return self._num_pushed
 
     async def durable(self, place: int | None = None, *, soon: bool = False) -> None:
-        """Wait until everything up to `place` is on the disk; None is all that was pushed so far. `soon`: the
-        commit may wait a moment for others to share it."""
+        """Wait until everything up to `place` is on the disk; None means all that was pushed so far.
+
+        With `soon`, the commit may wait a moment for other records to share it.
+        """
         place = self._num_pushed if place is None else place
         if place <= self._num_durable:
             return
@@ -133,15 +136,15 @@ class Journal(Generic[T]):
         await future
 
     async def append(self, record: T) -> None:
-        """Returns when the record is durable."""
+        """Push a record and wait until it is durable."""
         await self.durable(self.push(record))
 
     def not_durable(self) -> list[T]:
-        """The records that are not on the disk yet."""
+        """Return the records that are not on the disk yet."""
         return [*self._batch, *self._pending]
 
     async def collect(self, first: int, state: bytes) -> None:
-        """Remove the segments before `first`, which `state` stands for from now on."""
+        """Remove the segments before `first`, which `state` replaces."""
         remove = functools.partial(self._frames.collect, first, state)
         await self._room.patiently(lambda: self._alone(remove))
 
@@ -150,7 +153,7 @@ class Journal(Generic[T]):
             while not (self._closing and not self._pending):
                 await self._some.wait()
                 await self._until_due()
-                for event in (self._some, self._soon, self._hurry):
+                for event in (self._some, self._soon, self._urgent):
                     event.clear()
                 self._batch, self._pending = self._pending, []
                 await self._commit()
@@ -158,29 +161,29 @@ class Journal(Generic[T]):
                 self._release()
         except Exception as error:
             self._fail(f"the journal can't be written: {error}")
-        finally:  # also when the event loop ends: nobody may wait for a writer that is gone
+        finally:  # also when the event loop ends: no caller may wait for a writer that is gone
             self._fail("the journal is closed")
 
     async def _until_due(self) -> None:
-        """A commit that nobody waits for keeps its distance from the one before; a short one, where somebody does
-        who can wait."""
+        """Wait until the next commit is due: a long delay after the last commit, a short one if a caller waits,
+        none if it hurries."""
         now_s = asyncio.get_running_loop().time()
         for event, due_s in (
             (self._soon, self._last_s + self._spacing_s),
-            (self._hurry, self._last_s + self._soon_s),
+            (self._urgent, self._last_s + self._soon_s),
         ):
             if event.is_set() or now_s >= due_s:
-                continue  # a timer costs more than the question
+                continue  # a timer costs more than this check
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(due_s):
                     await event.wait()
 
     def _make_haste(self) -> None:
         self._soon.set()
-        self._hurry.set()
+        self._urgent.set()
 
     async def _commit(self) -> None:
-        """All frames of a commit are in one segment."""
+        """Write the batch as frames of one segment."""
         if not self._batch:
             return
         rest = self._encode(self._batch)
@@ -198,7 +201,7 @@ class Journal(Generic[T]):
         self._committed(batch, segment)
 
     async def _alone(self, change: Callable[[], None]) -> None:
-        """In the writing thread, one at a time."""
+        """Run a change in the writing thread, one at a time."""
         async with self._order:
             await self._in_thread(change)
 
@@ -219,7 +222,8 @@ class Journal(Generic[T]):
 
 
 class _Frames:
-    """Where the journal ends, and how it grows: in the writing thread, but for `next_segment` between commits."""
+    """Tracks where the journal ends and appends to it. Only `next_segment` is called outside the writing thread,
+    between commits."""
 
     def __init__(self, files: JournalFiles, end: JournalEnd, segment_bytes: int) -> None:
         self._files = files
@@ -228,13 +232,13 @@ class _Frames:
         self._is_torn = False
 
     def next_segment(self) -> int:
-        """Where the next commit goes."""
+        """Return the segment that the next commit goes to."""
         if self._size >= self._segment_bytes:
             self._segment, self._size = self._segment + 1, 0
         return self._segment
 
     def write(self, records: Sequence[bytes]) -> None:
-        """All or nothing: what a full disk let through is cut before the next try."""
+        """Write one frame or nothing: what a full disk let through is cut off before the next try."""
         name = segment_name(self._segment)
         data = frame(self._sequence + 1, records)
         if not self._size:
@@ -258,7 +262,7 @@ class _Frames:
 
 
 def _num_fitting(records: Sequence[bytes]) -> int:
-    """How many of them make one frame: at least one."""
+    """Return how many of the records make one frame, at least one."""
     size = 0
     for count, encoded in enumerate(records):
         size += len(encoded)

@@ -1,4 +1,4 @@
-"""The file operations of the journal, few and explicit, so that a test can lose power at any of them."""
+"""Defines the file operations of the journal, few and explicit, so that a test can cut the power at any of them."""
 
 import os
 from pathlib import Path
@@ -7,12 +7,15 @@ from typing import Protocol
 from penstock.safe_files import sync_path
 
 _sync_data = getattr(os, "fdatasync", os.fsync)
-"""Bytes and size alone, where the system can: times of a file are no matter."""
+"""Syncs bytes and size alone where the system can: a file's times do not matter."""
 
 
 class JournalFiles(Protocol):
-    """Files of one folder. What `append` wrote and the names it made are certain only after `sync`; the other
-    changes are certain when they return."""
+    """`JournalFiles` are the files of one folder.
+
+    What `append` wrote, and the names that it made, are certain only after `sync`. The other changes are
+    certain when they return.
+    """
 
     def names(self) -> list[str]: ...
 
@@ -30,7 +33,7 @@ class JournalFiles(Protocol):
 
 
 class DiskFiles:
-    """`JournalFiles` in a folder, readable for its owner alone."""
+    """Implements `JournalFiles` in a folder that only its owner can read."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -81,7 +84,7 @@ class DiskFiles:
             self._close(name)
 
     def _file(self, name: str) -> int:
-        """Only the segment that is written stays open."""
+        """Return the file's descriptor. Only the segment that is being written stays open."""
         if name not in self._open:
             self.close()
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND

@@ -1,4 +1,4 @@
-"""Reading a journal from its beginning, and mending what a crash left at its end."""
+"""Reads a journal from its beginning, and repairs what a crash left at its end."""
 
 import re
 from collections.abc import Callable
@@ -22,15 +22,15 @@ _NAME = re.compile(r"segment-(\d{8})\.journal")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JournalEnd:
-    """Where a journal ends: the next frame goes there."""
+    """A `JournalEnd` is the position where the next frame goes."""
 
     segment: int = 1
     size: int = 0
-    """Bytes of the segment; 0 when it is not there yet."""
+    """Bytes of the segment; 0 when it does not exist yet."""
     sequence: int = 0
-    """Of the last frame."""
+    """The sequence number of the last frame."""
     torn_bytes: int = 0
-    """What a crash left half written behind it."""
+    """Bytes behind it that a crash left half written."""
 
 
 def segment_name(number: int) -> str:
@@ -42,12 +42,12 @@ def segments_of(files: JournalFiles) -> list[int]:
 
 
 def base_file(first: int, state: bytes) -> bytes:
-    """What stands for the segments before `first`, which may go."""
+    """Return the content of the file that replaces the segments before `first`."""
     return header() + frame(first, [state])
 
 
 def read_base(files: JournalFiles) -> tuple[int, bytes | None]:
-    """The first segment that counts, and what is known of those before it."""
+    """Return the first segment that counts, and what is known of those before it."""
     if BASE not in files.names():
         return 1, None
     data = files.read(BASE)
@@ -58,7 +58,8 @@ def read_base(files: JournalFiles) -> tuple[int, bytes | None]:
 
 
 def replay(files: JournalFiles, each: Callable[[bytes, int], None]) -> JournalEnd:
-    """Give every record to `each` with its segment, oldest first. Nothing is changed: a run may go on."""
+    """Pass every record to `each` with its segment, oldest first. Nothing is changed, since a run may still be
+    writing."""
     first, _ = read_base(files)
     numbers = [number for number in segments_of(files) if number >= first]
     end = JournalEnd(segment=first)
@@ -68,7 +69,7 @@ def replay(files: JournalFiles, each: Callable[[bytes, int], None]) -> JournalEn
 
 
 def mend(files: JournalFiles, end: JournalEnd) -> None:
-    """Cut the torn tail, and make certain what was read; remove segments that a crash kept from going."""
+    """Cut the torn tail and sync what was read. Remove segments whose removal a crash prevented."""
     first, _ = read_base(files)
     for number in segments_of(files):
         if number < first:
@@ -100,7 +101,7 @@ def _replay_segment(
     if size < len(data) and (not is_last or follows_good_frame(data, size, sequence)):
         raise JournalDamaged(
             f"{name} is damaged at byte {size}: a checksum differs, and records behind it are whole, so this is "
-            "no write that a crash cut off; restore the file from a copy, or remove the journal folder to go on "
+            "no write that a crash cut off; restore the file from a copy, or remove the journal folder to continue "
             "from the last checkpoint alone"
         )
     if size == 0 and not is_last:
@@ -110,4 +111,6 @@ def _replay_segment(
 
 def _check_order(name: str, found: Frame, last: int) -> None:
     if last and found.sequence != last + 1:
-        raise JournalDamaged(f"{name} goes on with commit {found.sequence} after {last}: records are missing")
+        raise JournalDamaged(
+            f"{name} continues with commit {found.sequence} after {last}: records are missing"
+        )

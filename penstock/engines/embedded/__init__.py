@@ -1,1 +1,1 @@
-"""The embedded engine: any Hugging Face causal LM with continuous batching over a paged cache."""
+"""Serves any Hugging Face causal LM with continuous batching over a paged cache."""

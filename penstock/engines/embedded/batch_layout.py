@@ -1,8 +1,8 @@
-"""Where the tokens of one forward pass lie: rectangles of queries over the cached keys of their sequences.
+"""Lays out the tokens of one forward pass as rectangles of queries over the cached keys of their sequences.
 
-All tokens of a pass are one row for the model. For attention they are regrouped into a few padded
-rectangles, so that a whole batch of decoding sequences, or of equally long prompts, is a handful of
-tensor operations and never a Python loop over sequences.
+All tokens of a pass are one row for the model. For attention they are regrouped into a few padded rectangles,
+so that a whole batch of decoding sequences, or of equally long prompts, takes a handful of tensor operations
+and never a Python loop over sequences.
 """
 
 from dataclasses import dataclass, field
@@ -16,12 +16,12 @@ from penstock.engines.embedded.scheduler import Span
 Longs = npt.NDArray[np.int64]
 
 SPLIT_ABOVE = 4096
-"""Padded keys of one rectangle above which sequences of unlike length are kept apart."""
+"""Padded keys of one rectangle above which sequences of different lengths are kept apart."""
 
 
 @dataclass(slots=True)
 class Rectangle:
-    """`rows` sequences with up to `width` queries each, over up to `num_keys` cached keys."""
+    """Holds `rows` sequences with up to `width` queries each, over up to `num_keys` cached keys."""
 
     start: int
     """The first token of the pass that belongs here; tokens lie row after row, without padding."""
@@ -32,7 +32,7 @@ class Rectangle:
     table: torch.Tensor
     """(rows * blocks,): the blocks of each row's keys, padded with any block."""
     query_positions: torch.Tensor
-    """(rows, width): place of each query in its sequence; padding repeats the row's last query."""
+    """(rows, width): position of each query in its sequence; padding repeats the row's last query."""
     gather: torch.Tensor | None = None
     """(rows * width,): token of each query, from `start`; None when no row is padded."""
     scatter: torch.Tensor | None = None
@@ -40,8 +40,8 @@ class Rectangle:
     biases: dict[tuple[int | None, int], torch.Tensor] = field(default_factory=dict)
 
     def bias(self, window: int | None, groups: int, dtype: torch.dtype) -> torch.Tensor:
-        """0 where a query may look, -inf elsewhere; (rows, 1, groups * width, num_keys), or one row of
-        queries for all groups when `width` is 1. Made once a pass, not once a layer."""
+        """Return 0 where a query may attend and -inf elsewhere: (rows, 1, groups * width, num_keys), or one row
+        of queries for all groups when `width` is 1. It is made once a pass, not once a layer."""
         if self.width == 1:
             groups = 1
         known = self.biases.get((window, groups))
@@ -57,7 +57,7 @@ class Rectangle:
 
 @dataclass(slots=True)
 class Layout:
-    """One pass as tensors."""
+    """Holds one pass as tensors."""
 
     input_ids: torch.Tensor
     positions: torch.Tensor
@@ -71,7 +71,7 @@ class Layout:
 
 
 def lay_out(spans: list[Span], block_size: int, device: torch.device) -> Layout:
-    """The tensors of a pass. Tokens are ordered by rectangle, and in it by row."""
+    """Build the tensors of a pass. Tokens are ordered by rectangle, and within it by row."""
     ids: list[int] = []
     positions: list[Longs] = []
     slots: list[Longs] = []
@@ -105,7 +105,7 @@ def lay_out(spans: list[Span], block_size: int, device: torch.device) -> Layout:
 
 
 def _group(spans: list[Span], block_size: int) -> list[list[int]]:
-    """Numbers of the spans of each rectangle: alike in their number of queries and, where padding would cost
+    """Group spans into rectangles, by number: alike in their number of queries and, where padding would cost
     something, in their number of keys."""
     if all(count == 1 for _, _, count in spans):
         longest = max(first for _, first, _ in spans)
@@ -121,7 +121,7 @@ def _group(spans: list[Span], block_size: int) -> list[list[int]]:
 def _rectangle(
     members: list[Span], start: int, block_size: int, device: torch.device
 ) -> tuple[Rectangle, Longs, Longs]:
-    """A rectangle, and for each of its tokens its position and its slot in the cache."""
+    """Return a rectangle, and for each of its tokens its position and its slot in the cache."""
     rows = len(members)
     firsts = np.array([first for _, first, _ in members])
     counts = np.array([count for _, _, count in members])

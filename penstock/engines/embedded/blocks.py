@@ -1,10 +1,10 @@
-"""The block allocator of the paged cache: reference counts, and an index of blocks by their content.
+"""Allocates the blocks of the paged cache, counts their owners, and indexes blocks by their content.
 
-Pure bookkeeping, no tensors: a block is a number. A block with one owner may be written; a block with
-several must be copied first (`Scheduler` plans the copy). A full block whose content is known is entered
-into a trie of token runs, so that an equal prefix finds it again; when nobody owns it any more it stays
-findable until its room is needed, oldest first. Each version of each policy has a trie of its own: the same tokens
-have other keys and values under other weights.
+This is pure bookkeeping without tensors: a block is a number. A block with one owner may be written; a block
+with several must be copied first (`Scheduler` plans the copy). A full block whose content is known is entered
+into a trie of token runs, so that an equal prefix finds it again. A block without owners can still be found
+until its room is needed; the oldest is reused first. Each version of each policy has a trie of its own, since
+the same tokens have other keys and values under other weights.
 """
 
 from collections import OrderedDict
@@ -12,11 +12,11 @@ from collections import OrderedDict
 ROOT = 0
 """The node of the empty prefix, in every trie."""
 Weights = tuple[str, int]
-"""A policy and its version: what a trie is for."""
+"""A policy and its version; each has a trie of its own."""
 
 
 class BlockPool:
-    """`num_blocks` blocks of `block_size` tokens each."""
+    """Holds `num_blocks` blocks of `block_size` tokens each."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.num_blocks = num_blocks
@@ -30,14 +30,14 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        """Blocks that `allocate` can give: never used, given back, or only kept for their content."""
+        """Count the blocks that `allocate` can give: never used, given back, or only kept for their content."""
         return len(self._free) + len(self._idle)
 
     def owners(self, block: int) -> int:
         return self._owners[block]
 
     def allocate(self) -> int:
-        """A block with one owner. The caller has checked `num_free`."""
+        """Return a block with one owner. The caller has checked `num_free`."""
         if self._free:
             block = self._free.pop()
         else:
@@ -47,13 +47,13 @@ class BlockPool:
         return block
 
     def share(self, block: int) -> None:
-        """One more owner of a block that is owned, or kept for its content."""
+        """Add an owner to a block that is owned, or kept for its content."""
         if self._owners[block] == 0:
             del self._idle[block]
         self._owners[block] += 1
 
     def release(self, block: int) -> None:
-        """One owner less."""
+        """Remove one owner of a block."""
         assert self._owners[block] > 0, f"block {block} was released more often than shared"
         self._owners[block] -= 1
         if self._owners[block] == 0:
@@ -66,7 +66,8 @@ class BlockPool:
         """Enter a full block under its parent node and the bytes of its token ids; returns its node.
 
         Keys are compared in full, so equal hashes can't confuse two prefixes. When the same content is
-        known already, that entry stays and its node is returned."""
+        already known, that entry stays and its node is returned.
+        """
         trie = self._tries.setdefault(weights, {})
         known = trie.get((parent, run))
         if known is not None:
@@ -77,7 +78,7 @@ class BlockPool:
         return self._num_nodes
 
     def find(self, weights: Weights, parent: int, run: bytes) -> tuple[int, int] | None:
-        """The block and node that hold `run` after `parent` under these weights, or None."""
+        """Return the block and node that hold `run` after `parent` under these weights, or None."""
         return self._tries.get(weights, {}).get((parent, run))
 
     def unindex(self, block: int) -> None:
@@ -86,7 +87,7 @@ class BlockPool:
             self._forget(block)
 
     def forget_weights(self, weights: Weights) -> None:
-        """Forget all content of this version of a policy: new requests are served by a later one."""
+        """Forget all content of this version of a policy, because new requests are served by a later one."""
         for block, _ in self._tries.pop(weights, {}).values():
             self._key_of.pop(block, None)
             if block in self._idle:
@@ -94,7 +95,7 @@ class BlockPool:
                 self._free.append(block)
 
     def clear_index(self) -> None:
-        """Forget all content of all weights."""
+        """Forget the content of all blocks, under all weights."""
         for weights in list(self._tries):
             self.forget_weights(weights)
 

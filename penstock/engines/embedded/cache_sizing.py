@@ -1,6 +1,6 @@
-"""How many blocks the cache gets: what full batches need, within the memory that the engine may take.
+"""Decides how many blocks the cache gets: what full batches need, within the memory that the engine may take.
 
-Pure functions of numbers; only `device_memory` asks the device.
+These are pure functions of numbers; only `device_memory` asks the device.
 """
 
 from dataclasses import dataclass
@@ -13,17 +13,17 @@ from penstock.errors import UserError
 
 CPU_CACHE_BYTES = int(2e9)
 ALONE = 0.9
-"""Share of a GPU's memory that an engine takes when nothing else is said."""
+"""Share of a GPU's memory that an engine takes unless `memory_share` is set."""
 SMALLEST_CACHE_TOKENS = 2048
 FIXED_WORKSPACE_BYTES = int(1.5e9)
 """CUDA's own context, graphs and the libraries' buffers."""
 BYTES_PER_LOGIT = 24
-"""Of the full batch: logits in two formats, and a sort of them with its indices where top-p needs one."""
+"""Memory for a logit of the full batch: two formats, and a sort with its indices where top-p needs one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceMemory:
-    """A GPU as a process sees it. `used_bytes` is what this process holds already, its weights above all."""
+    """Describes a GPU as a process sees it. `used_bytes` is what this process holds already, mostly weights."""
 
     total_bytes: int
     free_bytes: int
@@ -31,7 +31,7 @@ class DeviceMemory:
 
 
 def device_memory(device: torch.device) -> DeviceMemory | None:
-    """None on a CPU, whose memory is nobody's to share out."""
+    """Read the memory of a GPU. Returns None on a CPU, whose memory is not shared out."""
     if device.type != "cuda":
         return None
     free, total = torch.cuda.mem_get_info(device)
@@ -39,13 +39,13 @@ def device_memory(device: torch.device) -> DeviceMemory | None:
 
 
 def workspace_bytes(max_batch: int, vocabulary: int) -> int:
-    """What an engine needs beside weights and cache."""
+    """Estimate what an engine needs besides weights and cache."""
     return FIXED_WORKSPACE_BYTES + BYTES_PER_LOGIT * max_batch * vocabulary
 
 
 def adapter_bytes(config: EmbeddedConfig, model: nn.Module) -> int:
-    """What adapters will take that have not come yet: unmerged, the matrices of all slots beside all linear layers;
-    merged, a copy of the weights below."""
+    """Estimate the memory of adapters that have not arrived yet. Unmerged, it is the matrices of all slots
+    beside all linear layers; merged, a copy of the weights below."""
     head = model.get_output_embeddings()  # type: ignore[operator]
     layers = [module for module in model.modules() if isinstance(module, nn.Linear) and module is not head]
     if not config.max_adapters or not layers:
@@ -60,7 +60,8 @@ def adapter_bytes(config: EmbeddedConfig, model: nn.Module) -> int:
 def cache_bytes(
     config: EmbeddedConfig, memory: DeviceMemory | None, vocabulary: int, adapters: int = 0
 ) -> int:
-    """The most that the cache may take when its tokens are not given. `adapters` is what these will take."""
+    """Return the most that the cache may take when `kv_tokens` is not set. `adapters` are bytes to leave for
+    adapters."""
     if config.cache_gb:
         return int(config.cache_gb * 1e9)
     if memory is None:
@@ -78,7 +79,7 @@ def count_blocks(
     memory: DeviceMemory | None,
     adapters: int = 0,
 ) -> int:
-    """Blocks for as many full contexts as a batch has places, or as many as there is room for."""
+    """Count the blocks for as many full contexts as the batch has slots, or for as many as there is room for."""
     size = config.block_size
     if config.kv_tokens:
         return max(1, config.kv_tokens // size)

@@ -1,4 +1,4 @@
-"""The `engine.embedded` section: what only the embedded engine has."""
+"""Defines the `engine.embedded` section: what only the embedded engine has."""
 
 from typing import Literal
 
@@ -9,11 +9,11 @@ from penstock.config import Section
 RecordRouting = Literal["auto", "off", "on"]
 
 SPARE_SLOTS = 1
-"""Slots of adapters beyond one for each policy: an update is loaded there before it is served."""
+"""Adapter slots beyond one per policy: an update is loaded there before it is served."""
 
 
 class EmbeddedConfig(Section):
-    """The embedded engine: its batch, its cache, and how it runs on a GPU."""
+    """Configures the embedded engine: its batch, its cache, and how it runs on a GPU."""
 
     max_batch: int = Field(default=64, ge=1)
     """Sequences in one forward pass at most."""
@@ -23,20 +23,20 @@ class EmbeddedConfig(Section):
     """Tokens that the cache holds over all sequences; 0 takes what max_batch full contexts need, within
     cache_gb."""
     cache_gb: float = Field(default=0.0, ge=0)
-    """Upper bound of the cache in GB when kv_tokens is 0. 0 is, on a GPU, what memory_share leaves beside
-    weights and workspace, and 2 on a CPU."""
+    """Upper bound of the cache in GB when kv_tokens is 0. 0 means 2 on a CPU, and on a GPU what memory_share
+    leaves besides weights and workspace."""
     memory_share: float = Field(default=0.0, ge=0, le=1)
-    """On a GPU: share of the GPU's memory that one engine may take in all, weights, cache and workspace. 0
-    chooses: 0.9 when engines have the GPU to themselves, and beside the trainer what its estimate leaves."""
+    """On a GPU: share of the GPU's memory that one engine may take for weights, cache and workspace together. 0
+    means 0.9 when engines have the GPU to themselves, and otherwise what the trainer's estimate leaves."""
     kv_dtype: Literal["auto", "float8"] = "auto"
     """Number format of the cache; `auto` is that of the weights. `float8` (e4m3, on a GPU only) halves the cache
     and what attention reads, and rounds keys and values to two or three digits: logprobs differ more from the
     trainer's, which the step metrics show."""
     logits: Literal["model", "float32"] = "model"
-    """Number format of the logits. A model of 16 bits rounds them, and draws from a distribution that is a little
-    different from the one that is trained; `float32` keeps what the last matmul adds up to."""
+    """Number format of the logits. A 16-bit model rounds them, and so draws from a slightly different
+    distribution than the one that is trained; `float32` keeps the sums of the last matmul unrounded."""
     prefill_chunk: int = Field(default=0, ge=0)
-    """Prompt tokens in one forward pass at most; longer prompts are spread over several. 0 takes 512 on a CPU and
+    """Prompt tokens in one forward pass at most; longer prompts are spread over several. 0 means 512 on a CPU and
     8192 on a GPU."""
     prefix_cache: bool = True
     """Reuse the cache of equal prompt prefixes that were computed under the same weights."""
@@ -46,19 +46,19 @@ class EmbeddedConfig(Section):
     """On a GPU: fuse the decode step with torch.compile. Slower to start, faster to run. `auto`: on for models of
     100 million parameters and more."""
     window: int = Field(default=8, ge=1, le=256)
-    """On a GPU: decode steps replayed between two looks of the scheduler. Longer windows cost less host
-    time; new requests and ended sequences wait for the end of a window, and tokens are seen then."""
+    """On a GPU: decode steps replayed between two runs of the scheduler. Longer windows cost less host time, but
+    new requests, ended sequences and drawn tokens wait for the end of a window."""
     adapters: Literal["auto", "unmerged", "merged"] = "auto"
-    """How LoRA adapters are served: `unmerged`, beside the weights, several policies in one batch; `merged` into
-    the weights, one policy, as fast as the weights alone, with a copy of them kept. `auto` merges DoRA, which is
-    always served so, and nothing else."""
+    """How LoRA adapters are served. `unmerged`: beside the weights, with several policies in one batch. `merged`:
+    into the weights, of which a copy is kept; one policy, as fast as the weights alone. `auto` merges only DoRA,
+    which can't be served unmerged."""
     resume_kv: Literal["keep", "recompute"] = "keep"
-    """Under `sync.interrupt: abort_resume`: whether answers in flight go on with the keys and values that older
+    """Under `sync.interrupt: abort_resume`: whether answers in flight continue with the keys and values that older
     weights computed, or compute those of their prefix again."""
     max_adapters: int = Field(default=0, ge=0)
     """Policies with an adapter of their own that the engine serves and keeps memory for. A run that trains an
     adapter raises it to 1."""
     max_adapter_rank: int = Field(default=16, ge=1)
-    """Largest rank of an adapter. A run that trains an adapter raises it to that one's."""
+    """Largest rank of an adapter. A run that trains an adapter raises it to that adapter's rank."""
     seed: int | None = Field(default=None, ge=0)
-    """Seed of the requests that bring none; unset draws a fresh one at every start."""
+    """Seed for requests without one; unset draws a new one at every start."""

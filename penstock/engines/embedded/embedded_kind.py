@@ -1,9 +1,11 @@
-"""The embedded engine as a kind. The controller reads this without torch."""
+"""Describes the embedded engine as an engine kind. The controller reads this without importing torch."""
 
-from typing import TYPE_CHECKING, get_args
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, get_args
 
 from penstock.engines.embedded.config import EmbeddedConfig
 from penstock.engines.kinds import SAMPLING, EngineKind
+from penstock.errors import UserError
 from penstock.models.config import LoraConfig
 from penstock.records import Interrupt
 
@@ -23,11 +25,28 @@ CAPABILITIES = (
     "exact_resume",
     *(f"interrupt:{each}" for each in get_args(Interrupt)),
 )
-"""Of every embedded engine. One with a tokenizer also stops at strings, one that records experts has `routing`."""
+"""What every embedded engine can do. With a tokenizer it also has `stop_strings`, and `routing` if it records
+experts."""
 
 
 def _can(section: "EngineConfig", lora: LoraConfig | None) -> tuple[str, ...]:
     return (*CAPABILITIES, "stop_strings", "routing")
+
+
+def _for_adapter(settings: EmbeddedConfig, lora: LoraConfig, on_head: bool) -> Mapping[str, Any]:
+    """Keep room for the adapter, and merge what has no other way: DoRA, and the output embedding's."""
+    merges = lora.dora or on_head
+    if merges and settings.adapters == "unmerged":
+        merged_for = "model.lora.dora=true" if lora.dora else "an adapter on the output embedding"
+        raise UserError(
+            f"engine.embedded.adapters must be auto or merged with {merged_for}, which has no other way, "
+            "got unmerged"
+        )
+    return {
+        "max_adapters": max(1, settings.max_adapters),
+        "max_adapter_rank": max(settings.max_adapter_rank, lora.rank),
+        "adapters": "merged" if merges else settings.adapters,
+    }
 
 
 EMBEDDED = EngineKind(
@@ -36,4 +55,6 @@ EMBEDDED = EngineKind(
     can=_can,
     computes_here=True,
     lowered="max_batch",
+    repeats_with={"max_batch": 1, "prefix_cache": False},
+    for_adapter=_for_adapter,
 )

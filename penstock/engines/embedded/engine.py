@@ -1,13 +1,13 @@
-"""The embedded engine: a Hugging Face model, our paged cache, and an asyncio shell around one step loop.
+"""The embedded engine runs a Hugging Face model over our paged cache, as an asyncio shell around one step loop.
 
     generate ─► scheduler ─► stepper: forward, draw ─► outbox ─► chunks
                     ▲                                     │
                     └─────────────────────────────────────┘
 
-Everything happens on one thread. `run` executes one step at a time and yields to the event loop in
-between, so whatever another task does, an update of the weights among it, falls between two forward passes.
-On a GPU a step is launched ahead and read later (`cuda.device_stepper`), and an update comes in between two
-passes of what is in flight (`cuda.weight_swap`).
+Everything happens on one thread. `run` executes one step at a time and yields to the event loop in between,
+so anything that another task does, such as a weight update, falls between two forward passes. On a GPU a step
+is launched ahead and read later (`cuda.device_stepper`), and an update takes effect between two passes that
+are already queued (`cuda.weight_swap`).
 """
 
 import asyncio
@@ -51,17 +51,18 @@ if TYPE_CHECKING:
     from penstock.engines.embedded.cuda.device import Device
 
 SERVES_DEFAULT: Mapping[str, int] = MappingProxyType({DEFAULT_POLICY: 0})
-"""What an engine serves unless its owner says otherwise."""
+"""The policies and versions that an engine serves by default."""
 LONG_STEP_S, LONG_STEP_TURNS = 0.005, 6
 LOOK_AGAIN_S = 0.0005
-"""How often a device at work is looked at."""
+"""Time between two looks at a busy device."""
 
 
 class EmbeddedEngine:
-    """Its owner runs `run()` in a task group; requests wait until it does.
+    """Serves requests while its owner runs `run()` in a task group; until then they wait.
 
-    `versions` names the policies that the model's weights serve, each with its version. An adapter that arrives
-    later is what its policy is served with from then on, be that one of these or a new one."""
+    `versions` names the policies that the model's weights serve, each with its version. When an adapter
+    arrives later, its policy is served with it from then on, whether the policy is one of these or a new one.
+    """
 
     def __init__(
         self,
@@ -108,7 +109,7 @@ class EmbeddedEngine:
         self._wake = asyncio.Event()
         self._is_frozen = False
         self._stands = asyncio.Event()
-        """The step loop computes nothing."""
+        """Set while the step loop computes nothing."""
         self._interrupts = Interrupts(
             self._scheduler, self._stepper, resume_kv=self.config.resume_kv, wake=self._wake.set
         )
@@ -130,7 +131,7 @@ class EmbeddedEngine:
         self._num_requests = 0
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
-        """Chunks of the request's output. Closing the iterator cancels the request."""
+        """Yield chunks of the request's output. Closing the iterator cancels the request."""
         self._health.check()
         limits = {"vocab_size": self._runner.vocab_size, "max_context": self._runner.max_context}
         check_request(
@@ -170,10 +171,11 @@ class EmbeddedEngine:
     async def update(self, update: WeightUpdate, interrupt: Interrupt = "inflight") -> UpdateReceipt:
         """Take new weights: stage them while generating, then load them between two forward passes.
 
-        `interrupts.py` says what becomes of sequences in flight. When staging fails, nothing has changed, nor when
-        an adapter is not what was published. When loading full weights fails, live parameters may be half old and
-        half new: requests raise `EngineLost` until a later full update succeeds, and a pool brings them elsewhere
-        or lets them wait."""
+        `interrupts.py` says what happens to sequences in flight. Nothing has changed when staging fails, or
+        when an adapter fails its verification. When loading full weights fails, live parameters may be half
+        old and half new: requests raise `EngineLost` until a later full update succeeds, and a pool sends
+        them to another engine or lets them wait.
+        """
         return await self._updates.take(update, interrupt)
 
     async def report(self) -> EngineReport:
@@ -200,7 +202,7 @@ class EmbeddedEngine:
         )
 
     async def close(self) -> None:
-        """Stop serving: every request ends as cancelled, with the tokens that it has. Idempotent."""
+        """Stop serving: every request ends as cancelled and keeps its tokens. Idempotent."""
         if self._health.is_closed:
             return
         self._health.is_closed = True
@@ -211,14 +213,14 @@ class EmbeddedEngine:
         self._receiver.close()
 
     async def freeze(self) -> None:
-        """Compute nothing until `thaw`: requests stay where they are. Returns when all stands still."""
+        """Stop computing until `thaw`, and return once the step loop is idle. Requests stay where they are."""
         self._is_frozen = True
         self._wake.set()
         await self._stands.wait()
 
     async def finish_running(self) -> None:
-        """Until all that can be computed is, whether anybody reads it or not. Also when it is frozen meanwhile, or
-        fails."""
+        """Wait until everything that can be computed is computed, whether or not its chunks are read. Also
+        returns when the engine is frozen meanwhile or fails."""
         while self._scheduler.has_work and self.is_healthy and not self._is_frozen:
             self._stands.clear()
             self._wake.set()
@@ -242,11 +244,11 @@ class EmbeddedEngine:
         return self._health.failure is None and not self._health.is_closed
 
     def name_version(self, version: int) -> None:
-        """The weights that are there are this version of the first policy: a trainer has joined."""
+        """Declare the loaded weights to be this version of the first policy, as a trainer does when it joins."""
         self._updates.name_version(version)
 
     async def run(self) -> None:
-        """The step loop: until `close`. An error in a step fails every request and leaves from here."""
+        """Run the step loop until `close`. An error in a step fails every request and is raised from here."""
         try:
             while not self._health.is_closed:
                 if self._is_frozen or not self._scheduler.has_work:
@@ -270,51 +272,51 @@ class EmbeddedEngine:
             self._updates.fail(error)
             raise
         finally:
-            self._stands.set()  # nobody waits for what will never be computed
+            self._stands.set()  # wakes `freeze` and `finish_running`: nothing more will be computed
 
     async def _let_others_run(self, step_s: float) -> None:
-        """A message takes several turns of the event loop from its socket to the scheduler. After a long
-        step it gets them at once, so that it is not one step late per turn."""
+        """Yield to the event loop. A message takes several turns of the loop from its socket to the scheduler;
+        after a long step it gets them all at once, so that it is not one step late per turn."""
         for _ in range(LONG_STEP_TURNS if step_s > LONG_STEP_S else 1):
             await asyncio.sleep(0)
 
     def progress(self) -> int | None:
-        """Steps so far; None while there is nothing to compute."""
+        """Return the number of steps so far, or None while there is nothing to compute."""
         return None if self._is_frozen or not self._scheduler.has_work else self._num_steps
 
     async def _until_due(self) -> None:
-        """Let others run until the next step need not wait; a device is busy meanwhile."""
+        """Let other tasks run until the next step would not have to wait for a busy device."""
         while not (self._stepper.is_due or self._health.is_closed):  # noqa: ASYNC110  (nothing wakes us when a GPU is done)
             await asyncio.sleep(LOOK_AGAIN_S)
 
     def expect_adapter(self, layers: Iterable[str], rank: int) -> None:
-        """Before `warm_up`: make room for adapters of these layers, so that the first to come changes no graph."""
+        """Make room for adapters of these layers before `warm_up`, so that the first to arrive changes no graph."""
         self._adapters.expect(layers, rank)
 
     def warm_up(self) -> None:
-        """On a GPU: capture the graphs of a full batch, so that no request has to wait for one."""
+        """Capture the graphs of a full batch on a GPU, so that no request has to wait for one."""
         self._stepper.warm_up()
 
     def live_tokens(self) -> list[int]:
-        """Tokens of each sequence that is being computed."""
+        """Return the number of tokens of each sequence that is being computed."""
         return [seq.num_tokens + seq.num_pending for seq in self._scheduler.running]
 
     def newest_version(self, policy: str = DEFAULT_POLICY) -> int:
-        """Of a policy's newest tokens, also of those that a device has drawn and nobody has seen."""
+        """Return the version of a policy's newest tokens, including tokens that only the device has yet."""
         return self._stepper.newest_version(policy)
 
     @property
     def routing(self) -> RoutingShape | None:
-        """What the routes that it records are like; None where it records none."""
+        """Return the shape of the routes that are recorded, or None if none are."""
         return self._runner.routes.shape if self._runner.routes is not None else None
 
     @property
     def uses_graphs(self) -> bool:
-        """Whether decode steps are CUDA graphs, as far as any has been needed yet."""
+        """Return whether decode steps run as CUDA graphs: on a GPU, unless a capture has failed."""
         return self._stepper.uses_graphs
 
     def forget_cache(self) -> None:
-        """Drop everything that is only kept for reuse. What running sequences hold stays."""
+        """Drop everything that is cached only for reuse. Blocks of running sequences stay."""
         self._updates.forget_cache()
 
     def _open_stepper(self, device: "Device | None") -> Stepper:

@@ -1,14 +1,14 @@
-"""What happens to sequences in flight when new weights arrive (`sync.interrupt`).
+"""Decides what happens to sequences in flight when new weights arrive (`sync.interrupt`).
 
-                       answers in flight                       their keys and values
-    inflight           go on within what is queued             stay
-    inflight_recompute go on                                   are computed again
-    drain              end first; new requests wait meanwhile  there are none
-    abort_resume       leave the batch, go on from their prefix  stay, or are computed again
-    abort_retry        are thrown away and begin again         are computed again
+                       answers in flight                            their keys and values
+    inflight           continue within what is queued               stay
+    inflight_recompute continue                                     are computed again
+    drain              end first; new requests wait meanwhile       there are none
+    abort_resume       leave the batch, continue from their prefix  stay, or are computed again
+    abort_retry        are thrown away and begin again              are computed again
 
-Under all of them a token's version is that of the weights whose forward pass it was drawn from. Under `drain` and
-`abort_retry` an answer has one version, and nothing that older weights computed is read again.
+Under all of them a token's version is that of the weights whose forward pass it was drawn from. Under `drain`
+and `abort_retry` an answer has one version, and nothing that older weights computed is read again.
 """
 
 import asyncio
@@ -28,16 +28,16 @@ ResumeKv = Literal["keep", "recompute"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """What an interrupt cost besides the copy of the weights."""
+    """Counts what an interrupt cost besides the copy of the weights."""
 
     recomputed_tokens: int = 0
-    """Whose keys and values were given up and are computed again."""
+    """Tokens whose keys and values were given up and are computed again."""
     discarded_tokens: int = 0
-    """That had been drawn and were thrown away."""
+    """Tokens that had been drawn and were thrown away."""
 
 
 class Interrupts:
-    """Makes way for new weights, in the way that each update asks for."""
+    """Prepares sequences for new weights in the way that each update asks for."""
 
     def __init__(
         self, scheduler: Scheduler, stepper: Stepper, *, resume_kv: ResumeKv, wake: Callable[[], None]
@@ -51,7 +51,7 @@ class Interrupts:
 
     @contextmanager
     def holding(self, interrupt: Interrupt, policies: Collection[str]) -> Iterator["Drain"]:
-        """Under `drain`, requests of these policies that have not begun wait while the block runs."""
+        """Hold back requests of these policies that have not begun while the block runs. Only `drain` does so."""
         drain = Drain()
         if interrupt != "drain":
             drain.is_over.set()
@@ -61,12 +61,12 @@ class Interrupts:
         try:
             yield drain
         finally:
-            self._scheduler.let_go()
+            self._scheduler.release_held()
             self.counters["drain_s"] += drain.took_s
             self._wake()
 
     def new_version(self, policy: str, version: int, interrupt: Interrupt) -> Cost:
-        """The next weights to be loaded are those of `version`."""
+        """Prepare sequences for the weights that are loaded next, those of `version`; returns what that cost."""
         if interrupt not in ("inflight", "drain"):
             self._stepper.drain()
         discarded = self._scheduler.restart(policy) if interrupt == "abort_retry" else 0
@@ -78,7 +78,7 @@ class Interrupts:
 
 
 class Drain:
-    """The wait for sequences in flight to end."""
+    """Waits for sequences in flight to end."""
 
     def __init__(self) -> None:
         self.is_over = asyncio.Event()

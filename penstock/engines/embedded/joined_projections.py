@@ -1,9 +1,9 @@
-"""Projections of the same input as one matmul: query, key and value, and the two of a gated MLP.
+"""Joins projections of the same input into one matmul: query, key and value, and the two of a gated MLP.
 
 Small matmuls leave most of a GPU idle, and each costs a launch. The weights of the projections become views
-of one matrix, under their own names: whoever copies into a parameter, as weight sync does, writes into the
-joined matrix. The first projection of a family multiplies for all, the others take their part. No model is
-known by name: a family is joined where all its members are plain linear layers of one module.
+of one matrix, under their own names: copying into a parameter, as weight sync does, writes into the joined
+matrix. The first projection of a family multiplies for all, and the others take their part of the result. No
+model is known by name: a family is joined where all its members are plain linear layers of one module.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -19,12 +19,13 @@ FAMILIES = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
 class Family:
-    """One matrix for several projections. `parts` are the outputs that have not been asked for yet."""
+    """Holds one matrix for several projections. `parts` are the outputs of the last matmul until all have been
+    taken."""
 
     def __init__(self, members: list[nn.Linear]) -> None:
         self.members = members
         self.stack: AdapterStack | None = None
-        """The adapters beside it, once there are any."""
+        """The adapters beside the matrix, once there are any."""
         self.sizes = [member.out_features for member in members]
         self.weight = torch.cat([member.weight.data for member in members])
         self.bias: torch.Tensor | None = None
@@ -33,11 +34,12 @@ class Family:
         self.parts: tuple[torch.Tensor, ...] | None = None
         for fixed in (self.weight, self.bias):
             if fixed is not None:
-                torch._dynamo.mark_static(fixed)  # as parameters are
+                torch._dynamo.mark_static(fixed)  # parameters are static too
 
 
 class JoinedLinear(nn.Linear):
-    """A member of a family, in the order of its calls. Its weight is a view of the family's."""
+    """Computes one projection of a family. Members are called in the order of `number`, and their weights are
+    views of the family's."""
 
     family: Any
     number: int
@@ -48,7 +50,7 @@ class JoinedLinear(nn.Linear):
             joined = _multiply(input, family.weight, family.bias, family.stack)
             family.parts = torch.split(joined, family.sizes, dim=-1)
         parts = family.parts
-        if parts is None:  # somebody asks for one projection alone
+        if parts is None:  # this projection is called alone
             stack = family.stack.part(self.number) if family.stack is not None else None
             return _multiply(input, self.weight, self.bias, stack)
         if self.number == len(family.sizes) - 1:
@@ -64,7 +66,7 @@ def _multiply(
 
 
 def join_projections(model: nn.Module) -> int:
-    """Join every family of `model`, for inference; returns how many there were. Idempotent."""
+    """Join every family of `model`, for inference; returns how many were joined. Idempotent."""
     count = 0
     for module in list(model.modules()):
         for names in FAMILIES:
@@ -76,7 +78,8 @@ def join_projections(model: nn.Module) -> int:
 
 
 def _can_join(members: list[nn.Module | None]) -> bool:
-    """Plain linear layers of the same input, all with a bias or none, and not joined yet."""
+    """Return whether they are plain linear layers of one input width, all with a bias or none, and not joined
+    yet."""
     linear = [member for member in members if type(member) is nn.Linear]
     return (
         len(linear) == len(members)

@@ -1,4 +1,4 @@
-"""A model's own layers are made ready for the engine: logits in float32, matmuls of experts, compiled layers."""
+"""Prepares a model's own layers for the engine: logits in float32, matmuls of experts, compiled layers."""
 
 import logging
 import warnings
@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 
 class Float32Linear(nn.Linear):
-    """A linear layer of 16 bits that does not round its results."""
+    """Multiplies in 16 bits like the layer that it replaces, but does not round the results."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         rows = input.reshape(-1, input.shape[-1])
@@ -22,15 +22,16 @@ class Float32Linear(nn.Linear):
 
 
 def keep_logits_in_float32(model: nn.Module) -> None:
-    """Logits become the sums that they are, whatever the format of the weights.
+    """Make the model return unrounded logits in float32, whatever the format of its weights.
 
     A model in bfloat16 rounds its logits to eight bits: a logit of 20 becomes a multiple of 1/8. The trainer
-    does not round them, so an engine that does draws from another distribution than the one which is trained.
-    Nothing changes for a model in float32. Parameters keep their names and their memory."""
+    does not round them, so an engine that does draws from another distribution than the one that is trained.
+    Nothing changes for a model in float32. Parameters keep their names and their memory.
+    """
     head = model.get_output_embeddings()  # type: ignore[operator]
     if type(head) is not nn.Linear:
         log.warning(
-            "logits of %s stay in its own format: its head is no linear layer but %s",
+            "logits of %s stay in its own format: its output head is not a linear layer but %s",
             type(model).__name__,
             type(head).__name__,
         )
@@ -39,16 +40,18 @@ def keep_logits_in_float32(model: nn.Module) -> None:
 
 
 COPIED_BYTES = 2**30
-"""What `batched_mm` may copy for one layer of one pass."""
+"""The most that `batched_mm` may copy for one layer of one pass."""
 
 
 def set_expert_matmuls(model: nn.Module, *, most_tokens: int) -> None:
-    """Of transformers' ways to multiply a mixture of experts, choose one that CUDA graphs can hold, for passes
-    of at most so many tokens. A model without experts, or with its own way, stays as it is.
+    """Choose how transformers multiplies a mixture of experts, so that CUDA graphs can hold it, for passes of at
+    most `most_tokens` tokens. A model without experts, or with an implementation of its own, stays as it is.
 
     `eager` asks the host which experts were chosen. `grouped_mm` sorts tokens by expert and multiplies all
-    experts in one kernel, without the host: in bfloat16, on GPUs that have that kernel. `batched_mm` never asks
-    either, but copies the weights of every chosen expert for every token, which only small models bear."""
+    experts in one kernel, without the host; it needs bfloat16, and a GPU that has that kernel. `batched_mm`
+    does not ask the host either, but copies the weights of every chosen expert for every token, which only
+    small models can afford.
+    """
     causal_lm: Any = model
     experts = num_experts_of(causal_lm.config)
     if not experts or causal_lm.config._experts_implementation is None:
@@ -58,12 +61,12 @@ def set_expert_matmuls(model: nn.Module, *, most_tokens: int) -> None:
         chosen = "batched_mm"
     try:
         causal_lm.set_experts_implementation(chosen)
-    except ValueError:  # the family multiplies in a way of its own
+    except ValueError:  # this model family has its own expert matmul
         return
 
 
 def _copied_bytes(model: nn.Module, most_tokens: int) -> int:
-    """The largest matrix of an expert, once for each expert of each token."""
+    """Return the bytes of the largest expert matrix, once for each expert of each token."""
     text: Any = model.config.get_text_config()  # type: ignore[operator, union-attr]
     experts = num_experts_of(text)
     matrices = (
@@ -77,11 +80,11 @@ def _copied_bytes(model: nn.Module, most_tokens: int) -> int:
 
 def compile_layers(model: nn.Module, count: int) -> None:
     """Fuse what lies between the matmuls of each layer, and the small modules beside the layers: rotary
-    embedding and last norm. All layers share one compiled graph, so this costs what one layer costs, and code
+    embedding and last norm. All layers share one compiled graph, so this costs as much as one layer, and code
     that was compiled before is found in torch's cache."""
     for noise in ("TensorFloat32 tensor cores", r"\s*Online softmax is disabled"):  # what users can't change
         warnings.filterwarnings("ignore", message=noise)
-    options: dict[str, Any] = {"combo_kernels": True}  # neighbours as one launch
+    options: dict[str, Any] = {"combo_kernels": True}  # neighbouring kernels become one launch
     for parent in list(model.modules()):
         children = list(parent.children())
         stacks = [child for child in children if isinstance(child, nn.ModuleList) and len(child) == count]

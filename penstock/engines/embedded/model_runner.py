@@ -34,13 +34,14 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PREFILL_CHUNK = {"cpu": 512, "cuda": 8192}
-"""Prompt tokens of a pass that keep a device busy, where the config names none."""
+"""Prompt tokens of a pass that keep a device busy, unless the config names a number."""
 
 
 class ModelRunner:
     """Owns the cache tensors of `model`, which must be a Hugging Face causal LM.
 
-    The model is switched to our attention; whoever shares the instance must not run it meanwhile."""
+    The model is switched to our attention; other code that shares the instance must not run it meanwhile.
+    """
 
     def __init__(
         self,
@@ -94,7 +95,7 @@ class ModelRunner:
         attention.attach(model, self.cache)
 
     def _find_routers(self, record: RecordRouting) -> Routers | None:
-        """The routers whose choices are recorded; None where none are."""
+        """Return the routers whose choices are recorded, or None if none are."""
         if record == "off":
             return None
         one = torch.zeros(1, 1, dtype=torch.long, device=self.device)
@@ -120,7 +121,7 @@ class ModelRunner:
             )
 
     def open_device_routes(self) -> "DeviceRoutes | None":
-        """What the passes on a GPU write themselves; None where nothing is recorded."""
+        """Open the record that passes on a GPU write themselves. Returns None if nothing is recorded."""
         if self._routers is None:
             return None
         from penstock.engines.embedded.cuda.device_routes import DeviceRoutes
@@ -140,7 +141,7 @@ class ModelRunner:
         return torch.float8_e4m3fn
 
     def open_device(self, config: EmbeddedConfig, versions: Mapping[str, int]) -> "Device | None":
-        """On a GPU: its kernels behind the model, launched ahead of the host."""
+        """Prepare the model for a GPU and return the device that runs it, or None on a CPU."""
         if self.device.type != "cuda":
             return None
         if not has_triton():
@@ -167,8 +168,8 @@ class ModelRunner:
 
     @torch.inference_mode()
     def forward(self, batch: Batch) -> torch.Tensor:
-        """Compute the batch; logits (spans, vocabulary) of the last token of every span that ends its
-        sequence. Rows of other spans are left out, and the rest keeps the order of the spans."""
+        """Compute the batch; returns logits (spans, vocabulary) of the last token of every span that ends its
+        sequence. Other spans have no row, and the rest keeps the order of the spans."""
         layout = lay_out(batch.spans, self.block_size, self.device)
         self.cache.begin(layout, batch.copies)
         self.slots.begin((seq.policy for seq, _, _ in batch.spans), layout.owners)
@@ -183,7 +184,7 @@ class ModelRunner:
         self._host_routes.copy_blocks(batch.copies)
         replay = self._host_routes.replay(batch.spans, layout.owners, self.device)
         recording = Recording(self._routers.shape.num_layers, replay)
-        with self._routers.seen_by(recording):
+        with self._routers.observed_by(recording):
             logits = self._run(layout.input_ids, layout.positions, rows)
         self._host_routes.write(layout.slots, recording.ids)
         return logits
@@ -196,14 +197,14 @@ class ModelRunner:
 
     @torch.inference_mode()
     def _probe(self, text_config: Any) -> dict[int, LayerShape]:
-        """What each layer caches, learnt from one forward pass of one token: no model is known by name."""
+        """Learn what each layer caches from one forward pass of one token: no model is known by name."""
         probe = ShapeProbe()
         attention.attach(self.model, probe)
         one = torch.zeros(1, 1, dtype=torch.long, device=self.device)
         self._run(one, one, one[0])
         if len(probe.shapes) != int(text_config.num_hidden_layers):
             raise UserError(
-                "the embedded engine serves models whose every layer is attention; "
+                "the embedded engine serves models in which every layer has attention; "
                 f"{type(self.model).__name__} has {text_config.num_hidden_layers} layers "
                 f"and {len(probe.shapes)} attentions"
             )
@@ -215,5 +216,5 @@ def _max_context(text_config: Any, wanted: int) -> int:
     if wanted and limit and wanted > limit:
         raise UserError(f"engine.max_context must be <= {limit}, the model's own limit, got {wanted}")
     if not (wanted or limit):
-        raise UserError("the model states no longest context; set engine.max_context")
+        raise UserError("the model config gives no maximum context length; set engine.max_context")
     return wanted or limit

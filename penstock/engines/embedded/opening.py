@@ -1,4 +1,4 @@
-"""How a worker opens the embedded engine: load the model, then make the GPU ready. Named in `engines/kinds.py`."""
+"""Opens the embedded engine in a worker: loads the model, then prepares the GPU. `embedded_kind.py` names it."""
 
 import asyncio
 from pathlib import Path
@@ -17,7 +17,8 @@ from penstock.models.tokenizer import ChatTokenizer, max_positions
 
 
 async def open_embedded(parts: EngineParts) -> EmbeddedEngine:
-    """In a thread, where it takes long: the worker goes on answering meanwhile."""
+    """Load the model and open the engine. What takes long runs in a thread, so the worker keeps answering
+    meanwhile."""
     config = parts.config
     device = resolve_device(parts.device if config.device == "auto" else config.device)
     model = await asyncio.to_thread(
@@ -47,7 +48,7 @@ async def open_embedded(parts: EngineParts) -> EmbeddedEngine:
 
 
 def without_auto(model: str, config: EngineConfig, *, trust_remote_code: bool = False) -> EngineConfig:
-    """Resolve the settings of an engine that no run resolves: one alone, or behind `penstock serve`."""
+    """Resolve the `auto` settings of an engine outside a run: one alone, or behind `penstock serve`."""
     embedded = config.embedded
     if embedded.compile == AUTO:
         count = 0

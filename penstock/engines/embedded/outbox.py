@@ -1,4 +1,4 @@
-"""Where drawn tokens go: onto their sequence, up to where it ends, and out in chunks to the request's stream."""
+"""Appends drawn tokens to their sequence, up to where it ends, and sends them in chunks to the request's stream."""
 
 import asyncio
 from collections import deque
@@ -17,7 +17,7 @@ from penstock.records.sampling_masks import Packed, first_tokens, join_packed, s
 
 
 class Outbox:
-    """The streams of all requests, by id."""
+    """Holds the streams of all requests, by id."""
 
     def __init__(
         self,
@@ -27,7 +27,7 @@ class Outbox:
         blobs: BlobStore,
         routes: BlockRoutes | None = None,
     ) -> None:
-        """`routes` is where the chosen experts are, of an engine that records them."""
+        """`routes` has the chosen experts, if the engine records them."""
         self._scheduler = scheduler
         self._tokenizer = tokenizer
         self._blobs = blobs
@@ -47,8 +47,8 @@ class Outbox:
         versions: list[int],
         masks: Packed | None = None,
     ) -> FinishReason | None:
-        """Add what was drawn for a sequence, up to where it ends; says why, if it does. A logprob that is not
-        finite comes from logits that are not: the request ends there, and fails."""
+        """Add drawn tokens to a sequence, up to where it ends; returns why it ends, if it does. A logprob that
+        is not finite comes from logits that are not: the request ends there and fails."""
         count, reason = end_within(seq, tokens, self._tokenizer)
         if not isfinite(sum(logprobs[:count])):
             self._broken.add(seq.request.id)
@@ -64,7 +64,8 @@ class Outbox:
         return reason
 
     def send(self, seq: Sequence, reason: FinishReason | None) -> None:
-        """A chunk, if the sequence has ended or has enough tokens for one. One that has ended leaves the batch."""
+        """Send a chunk if the sequence has ended or has enough tokens for one. A sequence that has ended leaves
+        the batch."""
         if reason is None and seq.num_output - seq.num_sent < seq.request.chunk_tokens:
             return
         stream = self.streams[seq.request.id]
@@ -82,7 +83,7 @@ class Outbox:
             self._scheduler.finish(seq)
 
     def refuse(self, seq: Sequence, error: BaseException) -> None:
-        """This request can't go on."""
+        """End one request with this error."""
         self.streams[seq.request.id].fail(error)
         self._scheduler.cancel(seq)
 
@@ -91,7 +92,7 @@ class Outbox:
             stream.fail(error)
 
     def _record(self, seq: Sequence, reason: FinishReason | None) -> tuple[MaskRef | None, RoutingRef | None]:
-        """Store what a sequence records, at its end and where `record_every` asks for it."""
+        """Store the recorded data of a sequence, at its end and wherever `record_every` asks for it."""
         if reason is None and not 0 < seq.request.record_every <= seq.num_output - seq.num_recorded:
             return None, None
         mask, routing = self._store_mask(seq), self._store_routes(seq)
@@ -99,7 +100,7 @@ class Outbox:
         return mask, routing
 
     def _store_mask(self, seq: Sequence) -> MaskRef | None:
-        """Few blobs a request, most often one: most are small, and files are not free."""
+        """Store masks in few blobs a request, most often one: most are small, and files are not free."""
         if not seq.request.record_sampling_mask:
             return None
         masks, seq.masks = seq.masks, []
@@ -107,8 +108,8 @@ class Outbox:
         return store_mask(self._blobs, _key(seq, "mask"), mask, start=seq.num_recorded)
 
     def _store_routes(self, seq: Sequence) -> RoutingRef | None:
-        """Store the rows that the client does not have yet. The newest token's is not computed, or is on its
-        way."""
+        """Store the rows that the client does not have yet. The newest token's row is not computed yet, or still
+        in flight."""
         if self._routes is None or not seq.request.record_routing:
             return None
         start = seq.num_routed
@@ -120,7 +121,7 @@ class Outbox:
 
 
 def _key(seq: Sequence, kind: str) -> str:
-    """Another one for every piece of a request."""
+    """Return a blob key that differs for every piece of a request."""
     piece = f".{seq.num_recorded}" if seq.num_recorded else ""
     return f"{seq.request.blob_scope}/{seq.request.id}{piece}.{kind}"
 
@@ -133,16 +134,16 @@ def _nonfinite(seq: Sequence) -> NonFiniteLogits:
 
 
 UNREAD = 64
-"""Chunks that nobody reads are joined by so many: a slow client costs memory for its tokens, not for records."""
+"""Unread chunks are joined by this many: a slow client costs memory for its tokens, not for records."""
 
 
 class Stream:
-    """Chunks on their way to the one task that iterates a request."""
+    """Carries chunks to the one task that iterates a request."""
 
     def __init__(self) -> None:
         self._chunks: deque[Chunk] = deque()
         self._num_joinable = 0
-        """Of the last chunks, those that may become one."""
+        """How many of the last chunks may be joined into one."""
         self._error: BaseException | None = None
         self._ready = asyncio.Event()
 
@@ -171,7 +172,7 @@ class Stream:
 
 
 def _is_plain(chunk: Chunk) -> bool:
-    """Whether it has nothing but tokens."""
+    """Return whether the chunk has nothing but tokens."""
     return (chunk.finish_reason, chunk.sampling_mask, chunk.routing, chunk.restarts) == (
         None,
         None,
@@ -185,8 +186,8 @@ def _join(chunks: list[Chunk]) -> Chunk:
 
 
 def finish_reason(seq: Sequence, tokenizer: Tokenizer | None) -> FinishReason | None:
-    """Whether its newest token ends a sequence. A stop token, and the token whose text completes a stop
-    string, stay in the output: the policy sampled them."""
+    """Return why the newest token ends the sequence, or None. A stop token, and the token whose text completes a
+    stop string, stay in the output: the policy sampled them."""
     sampling = seq.request.sampling
     if seq.num_output >= sampling.min_tokens:
         if seq.tokens[-1] in sampling.stop_token_ids:
@@ -199,7 +200,7 @@ def finish_reason(seq: Sequence, tokenizer: Tokenizer | None) -> FinishReason | 
 def end_within(
     seq: Sequence, tokens: list[int], tokenizer: Tokenizer | None
 ) -> tuple[int, FinishReason | None]:
-    """How many of the tokens drawn after `seq` belong to it, and why it ends there, if it does."""
+    """Return how many of the tokens drawn after `seq` belong to it, and why it ends there, if it does."""
     sampling = seq.request.sampling
     room = seq.limit - seq.num_tokens
     plain = not sampling.stop and sampling.min_tokens == 0
@@ -223,7 +224,7 @@ def cut_chunk(
     mask: MaskRef | None = None,
     routing: RoutingRef | None = None,
 ) -> Chunk:
-    """What has been drawn since the last chunk."""
+    """Make a chunk of what has been drawn since the last one."""
     start, seq.num_sent = seq.num_sent, seq.num_output
     restarts, seq.restarts = seq.restarts, False
     return Chunk(
@@ -239,9 +240,10 @@ def cut_chunk(
 
 
 def _completes(seq: Sequence, stops: tuple[str, ...], tokenizer: Tokenizer) -> bool:
-    """Whether the newest token's text completes one of `stops`.
+    """Return whether the newest token's text completes one of `stops`.
 
-    Decodes the tail only: at least as many characters as the longest stop string has, or all there is."""
+    Only the tail is decoded: at least as many characters as the longest stop string has, or the whole output.
+    """
     output = seq.tokens[seq.num_prompt :]
     longest = max(len(stop) for stop in stops)
     width = longest + 4

@@ -1,8 +1,8 @@
-"""Paged attention in plain torch: the engine's backend behind `penstock.models.attention`.
+"""Computes paged attention in plain torch: an engine's backend behind `penstock.models.attention`.
 
-Each layer has one pool of blocks; a token's key and value lie side by side in it. A pass first writes its
-own tokens into their slots, then gathers the blocks of each rectangle's sequences and attends over them.
-Grouped query heads are folded into the query length, so no key is ever repeated.
+Each layer has one pool of blocks; a token's key and value lie side by side in it. A pass first writes its own
+tokens into their slots, then gathers the blocks of each rectangle's sequences and attends over them. Grouped
+query heads are folded into the query length, so no key is ever repeated.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from penstock.models.transfer import upload
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """What one layer caches for a token."""
+    """Describes what one layer caches for a token."""
 
     kv_heads: int
     key_dim: int
@@ -31,7 +31,7 @@ class LayerShape:
 
 
 class ShapeProbe:
-    """A backend that only writes down what each layer would cache; for one token."""
+    """Records what each layer would cache, as an attention backend for a pass of one token."""
 
     def __init__(self) -> None:
         self.shapes: dict[int, LayerShape] = {}
@@ -51,7 +51,7 @@ class ShapeProbe:
 
 
 class PagedAttention:
-    """The cache of all layers, and attention over it. `begin` says what the next pass looks like."""
+    """Owns the cache of all layers, and attends over it. `begin` says what the next pass looks like."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class PagedAttention:
         self._layout: Layout | None = None
         self._shapes = shapes
         self.scratch = num_blocks
-        """A block that nobody owns: rows that only fill up a batch write there."""
+        """A block that no sequence owns: padding rows of a batch write there."""
         self.pools: dict[int, torch.Tensor] = {}
         self._slots: dict[int, torch.Tensor] = {}
         for layer, shape in shapes.items():
@@ -74,12 +74,12 @@ class PagedAttention:
             self._slots[layer] = self.pools[layer].flatten(0, 1)
 
     def begin(self, layout: Layout, copies: list[tuple[int, int]]) -> None:
-        """Make the block copies of this pass, then expect its layers."""
+        """Start a pass: set its layout and make its block copies."""
         self._layout = layout
         self.copy_blocks(copies)
 
     def copy_blocks(self, copies: list[tuple[int, int]]) -> None:
-        """Copy blocks (from, to), because their owners part ways."""
+        """Copy blocks (from, to) whose owners diverge."""
         if copies:
             device = next(iter(self.pools.values())).device
             sources, targets = upload(np.array(copies, dtype=np.int64).T, device)
@@ -118,7 +118,7 @@ class PagedAttention:
 
 
 def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Zeros. On a CPU the pages are only taken from the system once they are written to."""
+    """Return zeros. On a CPU the pages are taken from the system only once they are written to."""
     if device.type != "cpu":
         return torch.zeros(size, dtype=dtype, device=device)
     flat = torch.from_numpy(np.zeros(int(np.prod(size)) * dtype.itemsize, dtype=np.uint8))
@@ -126,7 +126,7 @@ def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> t
 
 
 def _fold(query: torch.Tensor, rectangle: Rectangle, kv_heads: int) -> torch.Tensor:
-    """(rows, kv_heads, groups * width, dim): the queries of one key head side by side."""
+    """Put the queries of one key head side by side: (rows, kv_heads, groups * width, dim)."""
     _, heads, tokens, dim = query.shape
     part = query[0]
     if rectangle.num_tokens != tokens:
@@ -140,7 +140,7 @@ def _fold(query: torch.Tensor, rectangle: Rectangle, kv_heads: int) -> torch.Ten
 
 
 def _unfold(mixed: torch.Tensor, rectangle: Rectangle, heads: int) -> torch.Tensor:
-    """(tokens, heads, dim): back to the order of the pass."""
+    """Put the results back into the order of the pass: (tokens, heads, dim)."""
     rows, kv_heads, _, dim = mixed.shape
     if rectangle.width == 1:
         return mixed.reshape(rows, heads, dim)
@@ -156,8 +156,8 @@ def _attend(
     bias: torch.Tensor,
     options: AttentionOptions,
 ) -> torch.Tensor:
-    """Attention by hand, for what the fused one lacks: capped scores, and sinks that take their share. Scores are
-    in float32, as the trainer's are."""
+    """Attend without the fused kernel, for what it lacks: capped scores and attention sinks. Scores are in
+    float32, as the trainer's are."""
     scores = torch.matmul(query, key.transpose(2, 3)).float() * options.scaling
     if options.softcap is not None:
         scores = torch.tanh(scores / options.softcap) * options.softcap

@@ -1,4 +1,4 @@
-"""The engine's side of the attention probe: prompts in chunks, then decoding, all sequences in one batch."""
+"""Runs the engine's side of the attention probe: prompts in chunks, then decoding, all sequences in one batch."""
 
 from collections.abc import Sequence as Rows
 from typing import Any
@@ -19,12 +19,13 @@ BLOCK, CHUNK = 4, 7
 
 
 def check_paged_attention(config: Any, max_context: int) -> None:
-    """Refuse a model that the paged cache would not serve as its own code does."""
+    """Refuse a model whose results with the paged cache differ from those of its own code."""
     check_attention(config, max_context=max_context, ours=paged_logprobs, doing="served")
 
 
 def paged_logprobs(twin: nn.Module, sequences: Rows[Rows[int]]) -> list[torch.Tensor]:
-    """Logprobs of each sequence's tokens; NaN for those inside a prompt's chunk, whose logits are not computed."""
+    """Return the logprobs of each sequence's tokens; NaN for those inside a prompt's chunk, whose logits are not
+    computed."""
     longest = max(map(len, sequences))
     blocks = -(-longest // BLOCK)
     config = EmbeddedConfig(block_size=BLOCK, kv_tokens=BLOCK * blocks * len(sequences))

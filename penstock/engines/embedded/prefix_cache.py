@@ -1,13 +1,13 @@
-"""What a new sequence need not compute: equal prefixes, and the cache of a request that it forks from.
+"""Finds what a new sequence need not compute: equal prefixes, and the cache of a request that it forks from.
 
-Two ways to find keys and values again. The *prefix index* finds whole blocks by content, for any request
-under the same weights. *Finished* requests are kept by policy and id, to the token, for forks and later turns: a
-fork continues its parent's cache as the parent itself would have, also across a weight update that keeps
-the cache. Both give way when room is needed, and neither ever crosses from one policy to another.
+Keys and values are found again in two ways. The *prefix index* finds whole blocks by content, for any request
+under the same weights. *Finished* requests are kept by policy and id, to the token, for forks and later
+turns: a fork continues its parent's cache as the parent itself would have, also across a weight update that
+keeps the cache. Both are evicted when room is needed, and neither is shared between policies.
 
-A sequence of a mixture of experts that is computed again replays the experts of before, so it shares only blocks
-that were computed with these: it finds its own and its siblings' by tokens and routes, and others once their routes
-have been compared.
+A sequence of a mixture of experts that is computed again replays its earlier experts, so it shares only
+blocks that were computed with these. It finds its own and its siblings' by tokens and routes, and others
+after comparing their routes.
 """
 
 from collections import OrderedDict
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """The cache of a finished request: `tokens` are in `blocks`."""
+    """Holds the cache of a finished request: `tokens` are in `blocks`."""
 
     tokens: list[int]
     blocks: tuple[int, ...]
@@ -37,7 +37,7 @@ class Kept:
 
 
 class PrefixCache:
-    """Finds and keeps reusable blocks of `pool`. `versions` names the weights of each policy that are served."""
+    """Finds and keeps reusable blocks of `pool`. `versions` says which weights of each policy are served."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class PrefixCache:
         versions: Mapping[str, int],
         routes: "BlockRoutes | None" = None,
     ) -> None:
-        """`routes` are those of the blocks, where they are recorded."""
+        """`routes` are those of the blocks, if they are recorded."""
         self.pool = pool
         self._routes = routes
         self.versions = dict(versions)
@@ -57,17 +57,18 @@ class PrefixCache:
         self._kept: OrderedDict[tuple[str, str], Kept] = OrderedDict()
 
     def make_room(self, num_blocks: int) -> bool:
-        """Drop kept requests, oldest first, until the pool can give `num_blocks`."""
+        """Drop kept requests, oldest first, until the pool can give `num_blocks`; returns whether it can."""
         while self.pool.num_free < num_blocks and self._kept:
             self._drop(next(iter(self._kept)))
         return self.pool.num_free >= num_blocks
 
     def attach(self, seq: Sequence, parent: Sequence | None, fresh: Container[int] = ()) -> None:
-        """Give a sequence that has nothing the blocks that it can share, and mark them computed.
+        """Give a sequence without blocks those that it can share, and mark them computed.
 
-        At least one token is left to compute: its logits are needed. `parent` is the live sequence, of the same
-        policy, that it forks from, if there is one. `fresh` blocks are filled by the very pass that is being
-        planned: they can be shared whole, but not copied, since copies come before the pass."""
+        At least one token is left to compute, because its logits are needed. `parent` is the live sequence,
+        of the same policy, that it forks from, if there is one. `fresh` blocks are filled by the pass that is
+        being planned: they can be shared whole, but not copied, since copies come before the pass.
+        """
         if seq.request.parent is not None:
             key = (seq.policy, seq.request.parent.id)
             kept = _snapshot(parent) if parent is not None else self._kept.get(key)
@@ -80,8 +81,8 @@ class PrefixCache:
             self._match(seq, fresh)
 
     def index(self, seq: Sequence, num_computed: int) -> None:
-        """Enter the blocks that are full once `num_computed` tokens are. Sequences that hold keys of older
-        weights are left out: they are right for themselves only."""
+        """Enter the blocks that are full once `num_computed` tokens are computed. Sequences that hold keys of
+        older weights are left out: those keys are right for that sequence only."""
         if not self._enabled or not self.is_current(seq):
             return
         size = self.pool.block_size
@@ -105,7 +106,7 @@ class PrefixCache:
             self._drop(next(iter(self._kept)))
 
     def release(self, seq: Sequence) -> None:
-        """Give a sequence's blocks back and forget that anything of it was computed."""
+        """Give a sequence's blocks back and mark none of its tokens as computed."""
         for block in reversed(seq.blocks):
             self.pool.release(block)
         seq.blocks = []
@@ -115,8 +116,8 @@ class PrefixCache:
         seq.kv_version = None
 
     def new_version(self, policy: str, version: int, *, forget_kept: bool) -> None:
-        """New weights of a policy, or those of a new one: its equal prefixes no longer have equal keys. Its kept
-        requests go only when caches are rebuilt."""
+        """Serve a policy, old or new, with these weights: equal prefixes do not have equal keys across versions.
+        Its kept requests are dropped only with `forget_kept`, when caches are rebuilt."""
         if policy in self.versions:
             self.pool.forget_weights((policy, self.versions[policy]))
         self.versions[policy] = version
@@ -124,12 +125,12 @@ class PrefixCache:
             self._drop_kept(policy)
 
     def forget_policy(self, policy: str) -> None:
-        """It is no longer served, and none of its sequences is left."""
+        """Forget a policy that is not served any more and has no sequences left."""
         self.pool.forget_weights((policy, self.versions.pop(policy)))
         self._drop_kept(policy)
 
     def is_current(self, seq: Sequence) -> bool:
-        """Whether all its keys and values come from the weights that are served."""
+        """Return whether all its keys and values come from the weights that are served."""
         return seq.kv_version == self.versions[seq.policy]
 
     def clear_kept(self) -> None:
@@ -154,9 +155,8 @@ class PrefixCache:
             usable -= usable % size
         if usable <= 0 or kept.tokens[:usable] != seq.tokens[:usable]:
             return
-        if (
-            seq.routes is not None
-        ):  # it was preempted, and its parent may have been computed again with others
+        # A preempted sequence has routes, and its parent may have been computed again with others.
+        if seq.routes is not None:
             usable = min(usable, size * self._num_alike(seq, kept.blocks[: -(-usable // size)], fresh))
         if usable <= 0:
             return
@@ -189,8 +189,9 @@ class PrefixCache:
             self._share(seq, self._found(seq))
 
     def _found(self, seq: Sequence, *, live: bool = False) -> Iterator[tuple[int, int]]:
-        """Blocks and nodes that follow those which it has, by its tokens and the routes that it replays, or by
-        tokens alone: blocks whose experts were chosen `live`. At least one token is left to compute."""
+        """Yield the blocks and nodes that follow its own, found by its tokens and the routes that it replays.
+        With `live` they are found by tokens alone, and their experts are the live routers' choice. At least
+        one token is left to compute."""
         number, node = seq.num_indexed, seq.node
         while (number + 1) * self.pool.block_size < seq.num_tokens:
             found = self.pool.find(self._weights(seq), node, self._run(seq, number, live=live))
@@ -200,8 +201,8 @@ class PrefixCache:
             number, node = number + 1, found[1]
 
     def _num_alike(self, seq: Sequence, blocks: Iterable[int], fresh: Container[int]) -> int:
-        """Of blocks that follow those which it has, how many were computed with the routes that it replays. What
-        the pass that is being planned fills can't be compared yet."""
+        """Count how many of the blocks after its own were computed with the routes that it replays. What the
+        planned pass fills can't be compared yet."""
         assert self._routes is not None
         there = list(takewhile(lambda block: block not in fresh, blocks))
         return self._routes.num_alike(seq, seq.num_indexed, there) if there else 0
@@ -215,8 +216,8 @@ class PrefixCache:
             seq.num_computed += self.pool.block_size
 
     def _run(self, seq: Sequence, number: int, *, live: bool = False) -> bytes:
-        """What a block is found by: its tokens, and the experts that they are computed with where these are not
-        the live routers' choice."""
+        """Return the key that a block is found by: its tokens, and their experts if these are not the live
+        routers' choice."""
         size = self.pool.block_size
         part = slice(number * size, (number + 1) * size)
         run = np.asarray(seq.tokens[part], dtype=np.int32).tobytes()

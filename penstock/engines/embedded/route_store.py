@@ -1,8 +1,8 @@
-"""Which experts computed each token in the cache: kept beside the keys and values, block by block.
+"""Records which experts computed each token in the cache, block by block beside the keys and values.
 
-A block's routes are found wherever its keys are: after a prefix hit, in a fork, in a later turn. A sequence that
-loses its blocks keeps the routes by itself, and is computed again with them: the trainer has one set of experts for
-each token, so what was sampled before and what is sampled after must have seen the same.
+A block's routes are found wherever its keys are: after a prefix hit, in a fork, in a later turn. A sequence
+that loses its blocks keeps its routes by itself, and is computed again with them: the trainer has one set of
+experts for each token, so what was sampled before and what is sampled after must have seen the same.
 """
 
 from abc import ABC, abstractmethod
@@ -24,12 +24,12 @@ Slots = npt.NDArray[np.int64]
 
 
 class BlockRoutes(ABC):
-    """Routes of the tokens in a cache, wherever its tensors are."""
+    """Holds the routes of the tokens in a cache, on whatever device the cache is."""
 
     def __init__(self, shape: RoutingShape, block_size: int) -> None:
         self.shape = shape
         self.blobs: BlobStore | None = None
-        """Where the routes of requests are that another engine, or an earlier turn, has computed before."""
+        """Holds the routes of requests that another engine, or an earlier turn, has computed before."""
         self._block_size = block_size
 
     @abstractmethod
@@ -38,16 +38,17 @@ class BlockRoutes(ABC):
 
     @abstractmethod
     def _read(self, slots: Slots, *, in_order: bool) -> Routes:
-        """The rows of these slots. What is `in_order` may still be computed by passes that are queued."""
+        """Return the rows of these slots. With `in_order` they are read after the queued passes, which may still
+        write them."""
 
     def keep(self, seq: Sequence) -> None:
-        """Its blocks are about to go. What tokens were sampled with stays what it was, in this turn and in those
-        before it; where nothing was sampled yet, experts are chosen anew."""
+        """Save the routes of a sequence whose blocks are about to be freed. What tokens were sampled with stays
+        fixed, in this turn and in those before it; where nothing was sampled yet, experts are chosen anew."""
         num_fixed = seq.num_tokens if seq.num_output else seq.request.routing_start
         seq.routes = self.of(seq)[:num_fixed] if num_fixed else None
 
     def recall(self, seq: Sequence) -> None:
-        """Its first tokens were computed elsewhere, or by a turn whose cache is gone: fetch their routes."""
+        """Fetch the routes of its first tokens, which another engine computed, or a turn whose cache is gone."""
         num_known = min(seq.request.routing_start, seq.num_tokens - 1)
         if self.blobs is None or num_known <= (0 if seq.routes is None else len(seq.routes)):
             return
@@ -65,8 +66,8 @@ class BlockRoutes(ABC):
             seq.routes = np.concatenate(pieces)[:num_known]
 
     def num_alike(self, seq: Sequence, first: int, blocks: Many[int]) -> int:
-        """Of these blocks, for its tokens from its block number `first` on, how many were computed with the routes
-        that it replays."""
+        """Count the leading blocks that were computed with the routes that the sequence replays. `blocks` are
+        for its tokens from its block number `first` on."""
         assert seq.routes is not None
         size = self._block_size
         slots = (np.array(blocks, dtype=np.int64)[:, None] * size + np.arange(size)).reshape(-1)
@@ -78,8 +79,9 @@ class BlockRoutes(ABC):
     def replay(
         self, spans: Many[tuple[Sequence, int, int]], owners: npt.NDArray[np.int64], device: torch.device
     ) -> Replay | None:
-        """Answers for the routers of a pass over these spans, where tokens are computed again; `owners` names the
-        span of each token of the pass. None where every token is computed for the first time."""
+        """Return answers for the routers of a pass over these spans, so that tokens that are computed again keep
+        their experts; None if every token is computed for the first time. `owners` names the span of each
+        token of the pass."""
         ids = known = None
         for number, (seq, start, count) in enumerate(spans):
             if seq.routes is None or start >= len(seq.routes):
@@ -97,7 +99,8 @@ class BlockRoutes(ABC):
         )
 
     def of(self, seq: Sequence, start: int = 0, stop: int | None = None) -> Routes:
-        """Of its tokens from `start` to `stop` that are computed, each as it was when it was computed first."""
+        """Return the routes of its computed tokens from `start` to `stop`, each as it was when it was computed
+        first."""
         kept = no_routes(self.shape) if seq.routes is None else seq.routes
         end = seq.num_computed if stop is None else min(stop, seq.num_computed)
         places = np.arange(max(start, len(kept)), end)
@@ -105,13 +108,13 @@ class BlockRoutes(ABC):
             return kept[start:stop]
         blocks = np.array(seq.blocks, dtype=np.int64)
         slots = blocks[places // self._block_size] * self._block_size + places % self._block_size
-        # The tokens before one that was drawn are computed. Without that, they may be on their way.
+        # The tokens before one that was drawn are computed. Without a drawn token they may be in flight.
         in_order = stop is None or end >= seq.num_tokens or seq.num_output <= seq.num_recorded
         return np.concatenate([kept[start:], self._read(slots, in_order=in_order)])
 
 
 class RouteStore(BlockRoutes):
-    """Routes of `num_blocks` blocks, on the host."""
+    """Holds the routes of `num_blocks` blocks on the host."""
 
     def __init__(self, shape: RoutingShape, *, num_blocks: int, block_size: int) -> None:
         super().__init__(shape, block_size)
@@ -124,7 +127,7 @@ class RouteStore(BlockRoutes):
             blocks[targets] = blocks[sources]
 
     def write(self, slots: torch.Tensor, ids: Many[torch.Tensor | None]) -> None:
-        """What the routers of a pass have chosen, one (tokens, k) each, for the tokens in these slots."""
+        """Store what the routers of a pass have chosen, one (tokens, k) each, for the tokens in these slots."""
         chosen = [each for each in ids if each is not None]
         assert len(chosen) == self.shape.num_layers, "every router chooses in every pass"
         self._tokens[slots.numpy()] = torch.stack(chosen, dim=1).numpy()

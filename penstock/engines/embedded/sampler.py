@@ -1,13 +1,13 @@
-"""From logits to tokens, for the whole batch at once.
+"""Turns logits into tokens, for the whole batch at once.
 
 In this order: logit bias, repetition and presence penalties, the ban on stop tokens before `min_tokens`
-(`shape_logits`), temperature, top-k, top-p of what top-k left, min-p. The logprob of a
-token is that of the distribution it was drawn from, after all of it. At temperature 0 the most likely
-token is taken, and its logprob is that of the shaped logits at temperature 1, without truncation.
+(`shape_logits`), temperature, top-k, top-p of what top-k left, min-p. A token's logprob is that of the
+distribution it was drawn from, after all of these. At temperature 0 the most likely token is taken, and its
+logprob is that of the shaped logits at temperature 1, without truncation.
 
-A draw is a race: each token's weight divides an exponential number of its own, the smallest wins. Tiny
-differences of the logits then change a draw with tiny probability, which inverting a cumulative
-distribution would not give: that makes a seeded request reproducible in whatever batch it runs.
+A draw is a race: each token has an exponentially distributed number, divided by its weight, and the smallest
+wins. Tiny differences in the logits then change a draw with tiny probability, which inverting a cumulative
+distribution would not give. This makes a seeded request reproducible in whatever batch it runs.
 """
 
 from collections.abc import Sequence as Rows
@@ -27,8 +27,8 @@ Words = npt.NDArray[np.uint64]
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """One token per row. `kept[row]` are the ids that truncation left, where the row's request records
-    them: empty when nothing was cut."""
+    """Holds one token per row. `kept[row]` are the ids that truncation left, if the row's request records them;
+    it is empty when nothing was cut."""
 
     tokens: list[int]
     logprobs: list[float]
@@ -65,8 +65,8 @@ def draw(logits: torch.Tensor, sequences: Rows[Sequence]) -> Drawn:
 
 
 def draws_on_device(seq: Sequence) -> bool:
-    """Whether the kernels of a GPU draw for it: they know temperature and truncation, no penalty, bias or
-    early stop ban."""
+    """Return whether the GPU kernels can draw for it: they know temperature and truncation, but no penalty, bias
+    or early stop ban."""
     sampling = seq.request.sampling
     return not (
         sampling.logit_bias
@@ -82,10 +82,12 @@ def _streams(sequences: Rows[Sequence]) -> Words:
 
 
 def _race(probs: torch.Tensor, stream: Words) -> torch.Tensor:
-    """A token of each row, with the row's probabilities.
+    """Draw a token of each row, with the row's probabilities.
 
-    Two races: first among chunks of the vocabulary by their sums, then among the tokens of the winning
-    chunk. That is the same distribution, and needs noise for a few hundred cells, not for a vocabulary."""
+    There are two races: first among chunks of the vocabulary by their sums, then among the tokens of the
+    winning chunk. That gives the same distribution, and needs noise for a few hundred cells instead of the
+    whole vocabulary.
+    """
     rows, vocab = probs.shape
     width = 1 << (vocab.bit_length() // 2)
     whole = vocab // width
@@ -106,7 +108,7 @@ def _race(probs: torch.Tensor, stream: Words) -> torch.Tensor:
 
 
 def _draw_truncated(probs: torch.Tensor, sequences: Rows[Sequence]) -> Drawn:
-    """Draw among the candidates that top-k, top-p and min-p leave, and write down which they were."""
+    """Draw among the candidates that top-k, top-p and min-p leave, and record which they were."""
     weights, ids = truncate(probs, [seq.request.sampling for seq in sequences])
     names = ids.cpu().numpy()
     noise = torch.from_numpy(exponentials(_streams(sequences), names.astype(np.uint64))).to(probs.device)
@@ -123,8 +125,7 @@ def _draw_truncated(probs: torch.Tensor, sequences: Rows[Sequence]) -> Drawn:
 
 
 def shape_logits(logits: torch.Tensor, sequences: Rows[Sequence]) -> torch.Tensor:
-    """Bias, penalties, and the ban on stop tokens that come too early. Changes a copy, and only if some row
-    asks for it."""
+    """Apply bias, penalties, and the ban on early stop tokens. Changes a copy, and only if some row asks for it."""
     params = [seq.request.sampling for seq in sequences]
     biased = [row for row, each in enumerate(params) if each.logit_bias]
     repeating = [row for row, each in enumerate(params) if each.repetition_penalty != 1.0]
@@ -166,7 +167,7 @@ def _add_bias(logits: torch.Tensor, sequences: Rows[Sequence], biased: list[int]
 
 
 def _seen(histories: list[list[int]], like: torch.Tensor) -> torch.Tensor:
-    """(rows, vocabulary): which tokens occur in each history."""
+    """Return which tokens occur in each history, as (rows, vocabulary)."""
     vocab = like.shape[1]
     longest = max(len(history) for history in histories)
     padded = [history + [vocab] * (longest - len(history)) for history in histories]
@@ -181,17 +182,18 @@ def _column(values: list[float], like: torch.Tensor) -> torch.Tensor:
 
 
 FIRST_CANDIDATES = 64
-"""How many of the likeliest tokens are looked at first."""
+"""How many of the likeliest tokens are examined first."""
 
 
 def truncate(probs: torch.Tensor, params: list[SamplingParams]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Top-k, top-p and min-p without sorting the vocabulary. The likeliest tokens of each row come first:
-    (weights, ids), weight 0 where a row's truncation cut the token. Weights are probabilities before
-    renormalisation, in double precision.
+    """Apply top-k, top-p and min-p without sorting the vocabulary. Returns (weights, ids), the likeliest tokens
+    of each row first, with weight 0 where the row's truncation cut the token. Weights are probabilities
+    before renormalisation, in double precision.
 
     Top-p keeps the fewest tokens that hold its share of what top-k left, min-p those with at least its share
-    of the likeliest token's probability. Few tokens are looked at first, and more only when a row's
-    truncation may reach past them."""
+    of the likeliest token's probability. Few tokens are examined first, and more only when a row's truncation
+    may reach past them.
+    """
     device, vocab = probs.device, probs.shape[1]
     top_k = torch.tensor([min(each.top_k or vocab, vocab) for each in params], device=device)[:, None]
     top_p = torch.tensor([each.top_p for each in params], device=device, dtype=torch.float64)[:, None]
@@ -216,17 +218,20 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 
 
 def streams(seeds: Words, places: Words) -> Words:
-    """One stream of random numbers per draw: of the request's seed, and of the place of the token that is drawn.
+    """Return one stream of random numbers per draw, from the request's seed and the position of the token to
+    draw.
 
-    Drawing by counter instead of from a running generator makes a token's draw the same whatever else is in the
-    batch, however often the sequence was preempted, and in any order of requests."""
+    Drawing by counter instead of from a running generator makes a token's draw the same whatever else is in
+    the batch, however often the sequence was preempted, and in any order of requests.
+    """
     return _scramble(_scramble(seeds) + (places + np.uint64(1)) * _GOLDEN)
 
 
 def exponentials(stream: Words, cells: Words) -> npt.NDArray[np.float64]:
-    """(rows, n): exponentially distributed numbers, cell by cell of each row's stream; never 0.
+    """Return exponentially distributed numbers (rows, n), one per cell of each row's stream; never 0.
 
-    `cells` is (n,) or (rows, n)."""
+    `cells` is (n,) or (rows, n).
+    """
     mixed = _scramble(stream[:, None] + (cells + np.uint64(1)) * _GOLDEN)
     uniform = ((mixed >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
     result: npt.NDArray[np.float64] = -np.log(uniform)
@@ -234,7 +239,7 @@ def exponentials(stream: Words, cells: Words) -> npt.NDArray[np.float64]:
 
 
 def _scramble(words: Words) -> Words:
-    """SplitMix64's finaliser (Steele, Lea and Flood 2014): every input bit moves every output bit."""
+    """Apply SplitMix64's finaliser (Steele, Lea and Flood 2014): every input bit affects every output bit."""
     words = (words ^ (words >> np.uint64(30))) * _MIX_1
     words = (words ^ (words >> np.uint64(27))) * _MIX_2
     return words ^ (words >> np.uint64(31))

@@ -1,16 +1,16 @@
-"""Which tokens go into the next forward pass: a scheduler without tensors.
+"""Decides which tokens go into the next forward pass, without touching tensors.
 
-Every running sequence gets its next token each step; what is left of `prefill_chunk` goes to prompts, the
-oldest first, so that a long prompt never stops the others from decoding. When the cache is full the
-youngest running sequence is preempted: its blocks are freed, its tokens are kept, and it is computed again
-when there is room. The oldest sequence always makes progress, so nothing can wait for ever.
+Every running sequence gets its next token each step. Up to `prefill_chunk` tokens go to prompts, the oldest
+first, so a long prompt never stops the others from decoding. When the cache is full the youngest running
+sequence is preempted: its blocks are freed, its tokens are kept, and it is computed again when there is room.
+The oldest sequence always makes progress, so none can starve.
 
     add ─► waiting ─► running ─► finish
      │        ▲ ▲        │
      ▼        │ └ preempt ┘
     held ─────┘
 
-Requests are held while new weights wait for those before them to end (`sync.interrupt: drain`).
+Requests are held while new weights wait for the running ones to end (`sync.interrupt: drain`).
 """
 
 import bisect
@@ -27,14 +27,14 @@ Span = tuple[Sequence, int, int]
 
 @dataclass(slots=True)
 class Batch:
-    """One forward pass: spans of sequences to compute, after block copies have been made."""
+    """Describes one forward pass: block copies to make first, then spans of sequences to compute."""
 
     spans: list[Span] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)
-    """(from, to): blocks to copy before the pass, because their owners part ways. All are read before any is
+    """(from, to): blocks to copy before the pass, because their owners diverge. All are read before any is
     written, so `from` is never a block that is itself copied to."""
     origins: dict[int, int] = field(default_factory=dict)
-    """The same by target."""
+    """The source of each copy, by target."""
     fresh: set[int] = field(default_factory=set)
     """Blocks that this pass fills and that are shared from now on."""
     num_prefill: int = 0
@@ -50,7 +50,7 @@ class Batch:
 
 
 class Scheduler:
-    """Continuous batching over `cache`, at most `max_batch` sequences at once."""
+    """Batches sequences continuously over `cache`, at most `max_batch` at once."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class Scheduler:
         self._is_full = False
         """The next waiting sequence did not fit the cache, and nothing has been freed since."""
         self._drain: tuple[Collection[str], Callable[[], None]] | None = None
-        """Policies whose sequences are to end before any other begins, and what is called when they have."""
+        """Policies whose sequences must end before held ones begin, and the callback for when they have."""
 
     @property
     def num_waiting(self) -> int:
@@ -80,11 +80,11 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether anything can be computed now."""
+        """Return whether anything can be computed now."""
         return bool(self.running or self._waiting)
 
     def live(self) -> list[Sequence]:
-        """Every sequence that is neither finished nor cancelled."""
+        """Return every sequence that is neither finished nor cancelled."""
         return list(self._live.values())
 
     def find(self, request_id: str) -> Sequence | None:
@@ -96,21 +96,21 @@ class Scheduler:
             self._waiting.arrive(seq)
 
     def hold(self, policies: Collection[str], on_drained: Callable[[], None]) -> None:
-        """Requests of these policies that have not begun wait until `let_go`; `on_drained` is called when all
-        others of these policies have ended."""
+        """Hold back the requests of these policies that have not begun, until `release_held`. `on_drained` is
+        called when the other requests of these policies have ended."""
         assert self._drain is None, "updates are taken one after another"
         self._drain = policies, on_drained
         self._waiting.hold(policies)
         self._tell_if_drained()
 
-    def let_go(self) -> None:
-        """Those that were held may begin."""
+    def release_held(self) -> None:
+        """Let the held requests begin."""
         self._drain = None
-        self._waiting.let_go()
+        self._waiting.release_held()
         self._is_full = False
 
     def finish(self, seq: Sequence) -> None:
-        """It has all its tokens: its cache is kept for forks as long as there is room."""
+        """Remove a sequence that has all its tokens. Its cache is kept for forks as long as there is room."""
         self._leave_running(seq)
         del self._live[seq.request.id]
         self.cache.keep(seq)
@@ -118,7 +118,7 @@ class Scheduler:
         self._tell_if_drained()
 
     def cancel(self, seq: Sequence) -> None:
-        """Take it out, wherever it is. Those that followed it compute their prompt themselves."""
+        """Remove a sequence, running or waiting. Sequences that followed it compute their prompt themselves."""
         del self._live[seq.request.id]
         if seq.is_running:
             self._leave_running(seq)
@@ -129,8 +129,8 @@ class Scheduler:
         self._tell_if_drained()
 
     def restart(self, policy: str) -> int:
-        """Throw away what sequences of a policy have drawn, all of which must be known here: they begin again.
-        Returns how many tokens that were."""
+        """Discard what sequences of a policy have drawn and start them again; returns how many tokens that were.
+        All drawn tokens must have been read from the device."""
         begun = [seq for seq in self._live.values() if seq.policy == policy and seq.num_output]
         num_tokens = sum(seq.num_output for seq in begun)
         for seq in begun:
@@ -139,10 +139,10 @@ class Scheduler:
         return num_tokens
 
     def new_version(self, policy: str, version: int, *, recompute_kv: bool) -> int:
-        """New weights of a policy serve from the next pass on. Its running sequences go on with the cache they
-        have, or give it up and compute it again: returns how many tokens that are. Prompts that nothing was sampled
-        from are always computed again, once each, so that no update makes them wait for ever. Nothing of other
-        policies changes."""
+        """Serve a policy with new weights from the next pass on; returns how many tokens are computed again. Its
+        running sequences keep their cache, or with `recompute_kv` give it up and compute it again. Prompts
+        from which nothing was sampled are always computed again, at most once each, so that no update makes
+        them wait for ever. Other policies are not affected."""
         self._prefilling = {key: seq for key, seq in self._prefilling.items() if seq.policy != policy}
         self.cache.new_version(policy, version, forget_kept=recompute_kv)
         given_up = [
@@ -155,16 +155,16 @@ class Scheduler:
         return num_tokens
 
     def wants_prompts(self, *, join_at: int) -> bool:
-        """Whether a prompt is to be computed now. Waiting sequences join once `join_at` places are free and
-        they fit, or when nothing else is left to do."""
+        """Return whether a prompt should be computed now. Waiting sequences join once `join_at` slots of the
+        batch are free and they fit, or when nothing else is left to do."""
         if any(seq.leader is None and _missing(seq) > 1 for seq in self.running):
             return True
         free = self.max_batch - len(self.running)
         return bool(self._waiting) and not self._is_full and (free >= join_at or not self.running)
 
     def schedule_prompts(self, *, may_preempt: bool) -> Batch | None:
-        """Plan a pass over prompts alone: those that only wait for their next token are left out. None when
-        a sequence would have to be preempted and may not."""
+        """Plan a pass over prompts alone, without sequences that only wait for their next token. Returns None
+        when a sequence would have to be preempted and may not."""
         prompts = [seq for seq in self.running if seq.leader is None and _missing(seq) > 1]
         if not may_preempt:
             budget, ends = self.prefill_chunk, []
@@ -177,7 +177,7 @@ class Scheduler:
         return self._schedule(prompts)
 
     def ready(self) -> list[Sequence]:
-        """Running sequences that wait for their next token and may have one."""
+        """Return the running sequences that wait for their next token and may have one."""
         return [
             seq
             for seq in self.running
@@ -187,8 +187,9 @@ class Scheduler:
     def reserve(
         self, sequences: list[Sequence], count: int, *, may_preempt: bool
     ) -> list[tuple[int, int]] | None:
-        """Room for `count` more tokens of each of these, the youngest preempted if there is not enough. Returns
-        the block copies to make first; None when a sequence would have to be preempted and may not."""
+        """Make room for `count` more tokens of each sequence, preempting the youngest if there is not enough.
+        Returns the block copies to make first, or None when a sequence would have to be preempted and may
+        not."""
         batch = Batch()
         counts = [min(count, seq.limit - seq.num_computed) for seq in sequences]
         if not may_preempt:
@@ -201,8 +202,8 @@ class Scheduler:
         return batch.copies
 
     def taken(self, seq: Sequence, *, has_ended: bool = False) -> None:
-        """Tokens that a device drew have been added to it: blocks that are full of known tokens can be shared. Of
-        a sequence that has ended, nothing that is still in flight counts."""
+        """Account for tokens that a device drew and that were added to the sequence: blocks that are full of
+        known tokens become shareable. Of a sequence that has ended, tokens still in flight do not count."""
         if has_ended or not seq.num_pending:
             seq.num_computed = min(seq.num_computed, seq.num_tokens - 1)
         self.cache.index(seq, seq.num_tokens - 1)
@@ -231,8 +232,8 @@ class Scheduler:
         return batch
 
     def commit(self, batch: Batch) -> list[tuple[int, Sequence]]:
-        """The pass is done. Returns which sequences get a token, each with the number of the span whose last
-        row of logits it is drawn from: followers draw from their leader's."""
+        """Account for a pass that is done. Returns the sequences that get a token, each with the number of the
+        span whose last row of logits it is drawn from; followers draw from their leader's."""
         drawn: list[tuple[int, Sequence]] = []
         for number, (seq, start, count) in enumerate(batch.spans):
             seq.num_computed = start + count
@@ -280,8 +281,8 @@ class Scheduler:
             self._plan(seq, count, batch)
 
     def _try_start(self, seq: Sequence, batch: Batch) -> bool:
-        """Attach shared blocks if everything the sequence needs now fits beside them, with one block to
-        spare for every running sequence, so that it isn't preempted in the next step."""
+        """Attach shared blocks if everything the sequence needs now fits beside them, with one block to spare
+        for every running sequence, so that it isn't preempted in the next step."""
         parent = self._live.get(seq.request.parent.id) if seq.request.parent is not None else None
         if parent is not None and parent.policy != seq.policy:
             parent = None
@@ -292,11 +293,12 @@ class Scheduler:
         return False
 
     def _fits(self, seq: Sequence, num_tokens: int, spare: int = 0) -> bool:
-        """Asked twice: dropping kept requests may end the sharing that a copy was counted for."""
+        """Return whether there is room up to `num_tokens`. It tries twice: dropping kept requests may end the
+        sharing that a copy was counted for."""
         return any(self.cache.make_room(self._needed(seq, num_tokens) + spare) for _ in range(2))
 
     def _all_fit(self, sequences: list[Sequence], ends: list[int]) -> bool:
-        """Whether all of them can grow to these numbers of tokens without a preemption."""
+        """Return whether all of them can grow to these numbers of tokens without a preemption."""
 
         def needed() -> int:
             return sum(self._needed(seq, end) for seq, end in zip(sequences, ends, strict=True))
@@ -304,7 +306,7 @@ class Scheduler:
         return any(self.cache.make_room(needed()) for _ in range(2))
 
     def _needed(self, seq: Sequence, num_tokens: int) -> int:
-        """Blocks to allocate before tokens up to `num_tokens` can be written."""
+        """Count the blocks to allocate before tokens up to `num_tokens` can be written."""
         pool = self.cache.pool
         needed = -(-num_tokens // pool.block_size) - len(seq.blocks)
         for block in seq.blocks[seq.num_computed // pool.block_size :]:
@@ -313,7 +315,8 @@ class Scheduler:
         return needed
 
     def _make_fit(self, seq: Sequence, count: int, batch: Batch) -> bool:
-        """Room for `count` more tokens, the youngest preempted if need be; False when that is `seq` itself."""
+        """Make room for `count` more tokens, preempting the youngest if needed; returns False when that is `seq`
+        itself."""
         while not self._fits(seq, seq.num_computed + count):
             victim = self.running[-1]
             self._preempt(victim)
@@ -323,7 +326,7 @@ class Scheduler:
         return True
 
     def _grow(self, seq: Sequence, count: int, batch: Batch) -> None:
-        """Give it blocks of its own to write `count` tokens into, for which there is room."""
+        """Give the sequence blocks of its own to write `count` tokens into. There must be room for them."""
         pool = self.cache.pool
         end = seq.num_computed + count
         for number in range(seq.num_computed // pool.block_size, len(seq.blocks)):
@@ -338,7 +341,8 @@ class Scheduler:
             seq.blocks.append(pool.allocate())
 
     def _part(self, leader: Sequence, follower: Sequence) -> None:
-        """The shared prompt is computed: the follower owns it too from here on."""
+        """Detach a follower from its leader: the shared prompt is computed, and the follower owns its blocks
+        too."""
         follower.leader = None
         follower.blocks = list(leader.blocks)
         for block in follower.blocks:
@@ -388,11 +392,11 @@ class Scheduler:
 
 
 def _missing(seq: Sequence) -> int:
-    """Tokens whose keys and values are not computed."""
+    """Count the tokens whose keys and values are not computed."""
     return seq.num_tokens + seq.num_pending - seq.num_computed
 
 
 def _may_begin_again(seq: Sequence) -> bool:
-    """Whether its prompt is computed in part, and only its time is lost when that is done again. A later turn keeps
-    what its parent computed."""
+    """Return whether computing its prompt again would cost nothing but time: nothing is sampled yet, and it was
+    never preempted. A later turn keeps what its parent computed."""
     return not (seq.num_output or seq.num_pending or seq.num_preempted or seq.request.parent is not None)

@@ -1,4 +1,4 @@
-"""One request on its way through the engine: its tokens, and how much of them is in the cache."""
+"""Tracks one request on its way through the engine: its tokens, and how many of them are in the cache."""
 
 from dataclasses import dataclass, field
 
@@ -10,24 +10,24 @@ from penstock.records.sampling_masks import Packed
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """`tokens[:num_computed]` have keys and values in `blocks`; the rest waits for a forward pass. What is
-    pending counts as computed, all but its newest token."""
+    """Holds the tokens of one request. `tokens[:num_computed]` have keys and values in `blocks`; the rest waits
+    for a forward pass. Pending tokens count as computed, except the newest."""
 
     request: GenerateRequest
     arrival: int
     limit: int
-    """Number of tokens, prompt and output, at which it ends for length."""
+    """Number of tokens, prompt and output, at which it ends with `length`."""
     seed: int
     tokens: list[int]
     num_prompt: int
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
     mixed: list[bool] = field(default_factory=list)
-    """Of each output token, whether keys and values of older weights were read when it was drawn."""
+    """For each output token, whether keys and values of older weights were read when it was drawn."""
     masks: list[Packed] = field(default_factory=list)
     """Kept ids of the output tokens, until they are stored together when the request ends."""
     routes: Routes | None = None
-    """Experts that its first tokens are computed again with, since they have lost their blocks; those of later ones
+    """Experts with which its first tokens are computed again after they lost their blocks. Those of later tokens
     are beside its blocks."""
     num_computed: int = 0
     blocks: list[int] = field(default_factory=list)
@@ -36,27 +36,26 @@ class Sequence:
     num_indexed: int = 0
     """Blocks entered into the prefix index, or taken from it."""
     kv_version: int | None = None
-    """The version that its policy was served in when its oldest keys and values were computed; None while it has
-    none."""
+    """Its policy's version when its oldest keys and values were computed; None while it has none."""
     leader: "Sequence | None" = None
-    """The sequence with the same prompt that is computing it for this one too."""
+    """The sequence with the same prompt that computes it for this one too."""
     followers: list["Sequence"] = field(default_factory=list)
     is_running: bool = False
     num_preempted: int = 0
     num_pending: int = 0
-    """Tokens that a device has drawn, or is about to, and that have not been read yet."""
+    """Tokens that a device has drawn, or is about to draw, and that the host has not read."""
     num_sent: int = 0
-    """Output tokens that have left in chunks, or were known before."""
+    """Output tokens that were sent in chunks, or came with the request."""
     num_recorded: int = 0
-    """Output tokens whose recorded data has left, or was known before."""
+    """Output tokens whose recorded data was stored, or was stored before this request."""
     num_routed: int = 0
-    """Tokens whose routes have left, or were known before; prompt tokens count too."""
+    """Tokens whose routes were stored, or were known before this request; prompt tokens count too."""
     restarts: bool = False
-    """Chunks have left that are void: the next one says so."""
+    """Chunks that were sent are void; the next one says so."""
 
     @property
     def order(self) -> tuple[int, int]:
-        """Who goes first: the smaller priority, then the earlier arrival."""
+        """Return the scheduling order: the smaller priority goes first, then the earlier arrival."""
         return (self.request.priority, self.arrival)
 
     @property
@@ -68,7 +67,7 @@ class Sequence:
         return len(self.tokens) - self.num_prompt
 
     def restart(self) -> None:
-        """Throw its output away. Its seed stays, so the same weights would give the same tokens again."""
+        """Throw the output away. The seed stays, so the same weights would give the same tokens again."""
         del self.tokens[self.num_prompt :]
         self.logprobs, self.versions, self.mixed, self.masks = [], [], [], []
         self.routes = None
@@ -83,13 +82,13 @@ class Sequence:
 
     @property
     def prompt_key(self) -> tuple[str, bytes]:
-        """Equal for requests whose prompts can be computed once for all."""
+        """Return a key that is equal for requests whose prompts can be computed once for all."""
         return (self.policy, self.request.token_ids[: self.num_prompt].tobytes())
 
 
 def sequence_of(request: GenerateRequest, *, arrival: int, max_context: int, seed: int) -> Sequence:
-    """A request as a sequence of which nothing is computed yet. Of output that it goes on after, only the tokens
-    are known here, and only they are needed."""
+    """Turn a request into a sequence of which nothing is computed yet. Of output that it resumes after, only the
+    tokens are known here, and only they are needed."""
     num_resumed = request.num_resumed
     return Sequence(
         request=request,

@@ -1,4 +1,4 @@
-"""Updates on their way into an engine: fetched in a thread while it generates, and kept until they are loaded."""
+"""Fetches updates in a thread while the engine generates, and keeps them until they are loaded."""
 
 import asyncio
 import time
@@ -10,22 +10,22 @@ from penstock.records.interfaces import Staged, WeightReceiver
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """An update that is ready to be loaded, and how long that took."""
+    """Holds an update that is ready to be loaded, and how long fetching took."""
 
     staged: Staged
     stage_s: float
 
 
 class StagedUpdates:
-    """Stages through `receiver`. At most one update is kept: a second takes its place."""
+    """Stages updates through `receiver`. At most one is kept: a second replaces it."""
 
     def __init__(self, receiver: WeightReceiver) -> None:
         self._receiver = receiver
         self._kept: Fetched | None = None
 
     async def keep(self, update: WeightUpdate) -> None:
-        """Fetch an update that will be asked for later. One that is sent is fetched again even if it is there: its
-        sender waits for everybody."""
+        """Fetch an update that will be asked for later. One that `sends` is fetched again even if it is kept:
+        its sender waits for every engine."""
         if update.sends:
             self.close()
         self._kept = await self.fetch(update)
@@ -47,8 +47,8 @@ class StagedUpdates:
             self._kept = None
 
     async def _stage(self, update: WeightUpdate) -> Staged:
-        """Stage in a thread, if it takes long. When this is cancelled, so is the receiver, and its result is
-        dropped."""
+        """Stage the update, in a thread if that takes long. Cancelling this cancels the receiver too, and the
+        thread's result is dropped."""
         receiver = self._receiver
         if not receiver.stages(update):
             return receiver.stage(update)
@@ -66,5 +66,5 @@ class StagedUpdates:
 
 
 def _identity(update: WeightUpdate) -> tuple[object, ...]:
-    """What tells two updates apart: the same version may be published again, whole instead of as a delta."""
+    """Return what tells two updates apart: the same version may be published again, whole instead of as a delta."""
     return (update.policy, update.version, update.transport, update.selection, update.base, update.buckets)

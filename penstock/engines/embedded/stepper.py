@@ -1,4 +1,4 @@
-"""One step of an engine: from the scheduler's plan to tokens in the outbox."""
+"""Executes one step of an engine, from the scheduler's plan to tokens in the outbox."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -18,75 +18,75 @@ from penstock.records.interfaces import Verification
 from penstock.records.sampling_masks import NO_WORDS, pack_token
 
 NOTHING_DRAWN = -1
-"""Instead of the version of a policy's newest tokens."""
+"""Stands for the version of a policy's newest tokens while it has none."""
 COUNTED = ("steps", "prefill_tokens", "cached_tokens", "preemptions")
 
 
 @dataclass(frozen=True, slots=True)
 class Swapped:
-    """New weights are in place. `stall_s` is how long nothing was computed for them."""
+    """Reports that new weights are loaded. `stall_s` is how long nothing was computed for them."""
 
     stall_s: float
     verify_s: float
 
 
 class Stepper(Protocol):
-    """Moves all sequences on. `counters` say how much was done."""
+    """Advances all sequences; `counters` say how much was done."""
 
     counters: dict[str, float]
 
     @property
     def slots(self) -> RowSlots:
-        """Which adapter each policy is computed with."""
+        """Return the slot of each policy's adapter, and what computes with it."""
 
     @property
     def runs_beside(self) -> bool:
-        """Whether what is queued within `beside` runs beside the passes. Otherwise it takes a thread."""
+        """Return whether work queued within `beside` overlaps the passes. If not, it needs a thread."""
 
     def beside(self, *, in_order: bool) -> AbstractContextManager[None]:
-        """Within it, copies into tensors that no pass uses need not wait for the passes that are queued, unless
-        they read what was queued with them (`in_order`)."""
+        """Let copies into tensors that no pass uses run without waiting for the queued passes. With `in_order`
+        they wait, because they read what was queued with those passes."""
 
     @property
     def uses_graphs(self) -> bool:
-        """Whether decode steps are replayed as CUDA graphs."""
+        """Return whether decode steps are replayed as CUDA graphs."""
 
     @property
     def is_due(self) -> bool:
-        """Whether the next step would not have to wait for a device."""
+        """Return whether the next step would not have to wait for a device."""
 
     def newest_version(self, policy: str) -> int:
-        """Of the weights that the newest tokens of a policy were drawn with."""
+        """Return the version of the weights that a policy's newest tokens were drawn with."""
 
     def joins(self, seq: Sequence) -> None:
-        """A request has come."""
+        """Account for a request that has arrived."""
 
     def leaves(self, seq: Sequence) -> None:
-        """A request has gone."""
+        """Account for a request that has gone."""
 
     def step(self, versions: Mapping[str, int]) -> None:
-        """Serve the sequences once, with weights of these versions."""
+        """Run one step for the running sequences, with weights of these versions."""
 
     def renew(self) -> None:
-        """Layers of the model have changed, and nothing is under way."""
+        """Prepare again after layers of the model have changed. Nothing may be in flight."""
 
     def forget(self, policy: str) -> None:
-        """A policy is no longer served, and nothing is under way."""
+        """Forget a policy that is not served any more. Nothing may be in flight."""
 
     def drain(self) -> None:
-        """Finish what is under way: afterwards the sequences have all tokens that were drawn."""
+        """Finish what is in flight; afterwards the sequences have all tokens that were drawn."""
 
     def swap(
         self, load: Callable[[], Verification], policy: str, version: int, *, is_prepared: bool
     ) -> Swapped:
-        """Let new weights of a policy, of `version`, in between two passes. See `WeightReceiver.is_prepared`."""
+        """Load new weights of a policy, of `version`, between two passes. See `WeightReceiver.is_prepared`."""
 
     def warm_up(self) -> None:
-        """Do beforehand what the first requests would have to wait for."""
+        """Do in advance what the first requests would have to wait for."""
 
 
 class HostStepper:
-    """One forward pass, and one token for every sequence that it brought up to date."""
+    """Runs one forward pass a step, and draws a token for every sequence that the pass brought up to date."""
 
     is_due = True
     runs_beside = False
@@ -153,7 +153,7 @@ class HostStepper:
 def draw_and_send(
     logits: torch.Tensor, sequences: list[Sequence], outbox: Outbox, versions: Mapping[str, int]
 ) -> None:
-    """Draw a token of each sequence from the row of its number, on the host."""
+    """Draw a token of each sequence on the host, sequence i from row i of the logits, and send it."""
     result = draw(logits, sequences)
     for row, seq in enumerate(sequences):
         masks = None
@@ -171,7 +171,8 @@ def count(batch: Batch, counters: dict[str, float]) -> None:
 
 
 def logit_rows(spans: list[int]) -> list[int]:
-    """The logits row of each drawn token: spans that draw are numbered without gaps, followers repeat."""
+    """Return the logits row of each drawn token: spans that draw are numbered without gaps, and followers share
+    their leader's row."""
     rows: list[int] = []
     for at, span in enumerate(spans):
         rows.append(0 if at == 0 else rows[-1] + (span != spans[at - 1]))

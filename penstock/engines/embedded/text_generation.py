@@ -1,4 +1,4 @@
-"""Try a model by hand: load it, answer some prompts, stream the text. Behind `penstock generate`."""
+"""Loads a model, answers some prompts and streams the text, for `penstock generate`."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -31,11 +31,12 @@ def generate_text(
     config: EngineConfig | None = None,
     on_text: Callable[[int, str], None] = lambda number, piece: None,
 ) -> list[str]:
-    """Answer `prompts` with the model of that name or folder, or the adapter in it, all at once, and return the
-    texts.
+    """Answer all `prompts` at once and return the texts. `model` is the name or folder of a model, or the folder
+    of an adapter.
 
     `on_text(number, piece)` is called with each piece of the answer to prompt `number` as it comes. Answers
-    end at the tokenizer's end-of-sequence tokens, and at what `sampling` adds to them."""
+    end at the tokenizer's end-of-sequence tokens, and at the stops that `sampling` adds to them.
+    """
     config = config or EngineConfig()
     device = resolve_device(config.device)
     model, adapter = model_below(model)
@@ -73,7 +74,7 @@ def generate_text(
 async def stream_text(
     engine: Engine, tokenizer: Tokenizer, prompt: Prompt, sampling: SamplingParams, *, request_id: str
 ) -> AsyncIterator[str]:
-    """The answer to one prompt, in pieces of whole characters. Together they are the decoded answer."""
+    """Yield the answer to one prompt, in pieces of whole characters. Together they are the decoded answer."""
     request = GenerateRequest(
         id=request_id,
         token_ids=np.array(tokenizer.encode_prompt(prompt), dtype=np.int32),
@@ -88,7 +89,7 @@ async def stream_text(
 
 
 class FixedWeights:
-    """The receiver of an engine that nobody trains."""
+    """Refuses every update, as the receiver of an engine without a trainer."""
 
     def stages(self, update: WeightUpdate) -> bool:
         return False

@@ -1,7 +1,7 @@
-"""Requests before the batch, in the order in which they join it.
+"""Queues requests in the order in which they join the batch.
 
-A request may be held: it stands aside until new weights are there (`sync.interrupt: drain`), while those that have
-begun go on and end.
+A held request stands aside until new weights are loaded (`sync.interrupt: drain`), while those that have
+begun continue to their end.
 """
 
 import heapq
@@ -11,7 +11,8 @@ from penstock.engines.embedded.sequence import Sequence
 
 
 class WaitingLine:
-    """Smaller priorities first, then earlier arrivals. Its length is without those that are held."""
+    """Orders requests by the smaller priority, then the earlier arrival. Its length does not count held
+    requests."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[tuple[int, int], Sequence]] = []
@@ -30,14 +31,14 @@ class WaitingLine:
         return self._heap[0][1]
 
     def arrive(self, seq: Sequence) -> None:
-        """A new request."""
+        """Add a new request, or hold it while its policy is held."""
         if seq.policy in self._held_policies:
             self._held.append(seq)
         else:
             self.push(seq)
 
     def push(self, seq: Sequence) -> None:
-        """One that has begun, and has to begin again."""
+        """Add a request that is not held, such as one that has to begin again."""
         heapq.heappush(self._heap, (seq.order, seq))
 
     def pop(self) -> Sequence:
@@ -49,15 +50,15 @@ class WaitingLine:
         self._held = [held for held in self._held if held is not seq]
 
     def hold(self, policies: Collection[str]) -> None:
-        """Requests of these policies that have no token yet stand aside, and so do those that come."""
+        """Set aside the requests of these policies that have no token yet, and those that arrive later."""
         self._held_policies = policies
         waiting = [seq for _, seq in self._heap]
         self._held = [seq for seq in waiting if seq.policy in policies and not seq.num_output]
         self._heap = [(seq.order, seq) for seq in waiting if seq not in self._held]
         heapq.heapify(self._heap)
 
-    def let_go(self) -> None:
-        """Those that stood aside join the line, each at its place."""
+    def release_held(self) -> None:
+        """Put the held requests into the line, each in its order."""
         for seq in self._held:
             self.push(seq)
         self._held, self._held_policies = [], ()

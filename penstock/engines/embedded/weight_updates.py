@@ -1,10 +1,10 @@
-"""How an engine takes new weights, full ones and adapters: staged beside generation, loaded between two passes.
+"""Takes new weights into an engine, full ones and adapters: staged beside generation, loaded between two passes.
 
     full      stage ─► load into the live weights, verify                     one pass waits for the copy
     adapter   stage ─► fill an idle slot, verify ─► the policy moves there    one pass waits for the move
 
-A policy is the full weights, or these with its adapter once it got one. New full weights take off all adapters,
-which were trained on others.
+A policy is served with the full weights, or with these and its adapter once it has one. New full weights
+remove all adapters, since those were trained on others.
 """
 
 import asyncio
@@ -31,13 +31,13 @@ from penstock.records.interfaces import Staged, Verification, WeightReceiver
 
 @dataclass(slots=True)
 class Health:
-    """Whether an engine serves. A failure ends when a full update succeeds."""
+    """Says whether an engine serves. A failure ends when a full update succeeds."""
 
     name: str
     is_closed: bool = False
     failure: BaseException | None = None
     is_half_updated: bool = False
-    """It failed in the middle of an update: its weights are of no version, and it waits for others."""
+    """An update failed halfway: the weights are of no version, and the engine waits for a full update."""
 
     def check(self) -> None:
         if self.is_closed:
@@ -46,13 +46,14 @@ class Health:
             raise self.refusal() from self.failure
 
     def refusal(self) -> PenstockError:
-        """What requests end with. Those of an engine that waits for weights may begin again elsewhere."""
+        """Return the error that requests end with. If the engine only waits for weights it is `EngineLost`, so a
+        pool may start them again on another engine."""
         kind = EngineLost if self.is_half_updated else PenstockError
         return kind(f"{self.name} has failed: {self.failure}")
 
 
 class WeightUpdates:
-    """Takes updates one after another, and keeps `versions`, of every policy that is served."""
+    """Takes updates one after another, and keeps `versions`, the version of every policy that is served."""
 
     def __init__(
         self,
@@ -67,11 +68,11 @@ class WeightUpdates:
         outbox: Outbox,
         interrupts: Interrupts,
     ) -> None:
-        """`versions` are those of the full weights that are there; the first policy is whom they came for."""
+        """`versions` are those of the loaded full weights, which were published for the first policy."""
         self._health = health
         self.versions = versions
         self._base = next(iter(versions.values()))
-        """The version under which the full weights came."""
+        """The version under which the full weights arrived."""
         self._tensors = tensors
         self._receiver = receiver
         self._staged = StagedUpdates(receiver)
@@ -82,7 +83,7 @@ class WeightUpdates:
         self._interrupts = interrupts
         self._lock = asyncio.Lock()
         self._abandoned: set[asyncio.Future[float]] = set()
-        """Threads that load an adapter nobody waits for any more; they hold a place."""
+        """Threads that load an adapter whose update was cancelled; each still holds a slot."""
 
     async def take(self, update: WeightUpdate, interrupt: Interrupt) -> UpdateReceipt:
         async with self._lock:
@@ -108,13 +109,13 @@ class WeightUpdates:
             return _receipt(update, swapped, cost, drain, stage_s=fetched.stage_s)
 
     async def stage(self, update: WeightUpdate) -> None:
-        """Fetch an update that `take` will be asked for."""
+        """Fetch an update that `take` will be called with later."""
         async with self._lock:
             self._check(update, "inflight")
             await self._staged.keep(update)
 
     def name_version(self, version: int) -> None:
-        """The full weights stay as they are, and are of this version from now on."""
+        """Declare the full weights, which stay as they are, to be of this version."""
         policy = next(iter(self.versions))
         unchanged = WeightUpdate(
             policy=policy, version=version, transport="none", tensors=(), buckets=(), fingerprint={}
@@ -123,16 +124,16 @@ class WeightUpdates:
         self._base = version
 
     def close(self) -> None:
-        """Nothing more is taken."""
+        """Drop an update that was staged and not taken."""
         self._staged.close()
 
     def fail(self, error: BaseException) -> None:
-        """Every request fails with this error, and so does every new one."""
+        """Fail every request with this error, and every new one too."""
         self._health.failure, self._health.is_half_updated = error, False
         self._fail_requests(error)
 
     def _await_weights(self, error: BaseException) -> None:
-        """What is there are weights of no version: nothing is served before a full update has succeeded."""
+        """Refuse requests until a full update has succeeded, because the loaded weights are of no version."""
         self._health.failure, self._health.is_half_updated = error, True
         self._fail_requests(self._health.refusal())
 
@@ -154,12 +155,12 @@ class WeightUpdates:
         )
 
     def forget_cache(self) -> None:
-        """Drop everything that is only kept for reuse. What running sequences hold stays."""
+        """Drop everything that is cached only for reuse. Blocks of running sequences stay."""
         self._scheduler.cache.clear_kept()
         self._scheduler.cache.pool.clear_index()
 
     def _check_alone(self, update: WeightUpdate) -> None:
-        """Full weights are new for every policy that has no adapter, so they must be of one."""
+        """Refuse full weights that would also change another policy: all policies without an adapter share them."""
         adapted = self._adapters.policies
         plain = [policy for policy in self.versions if policy not in adapted and policy != update.policy]
         if plain:
@@ -189,8 +190,8 @@ class WeightUpdates:
         return _receipt(update, swapped, cost, drain, stage_s=stage_s)
 
     async def _fill(self, staged: Staged, serving: AdapterServing) -> tuple[Place, float]:
-        """Load an adapter to where nothing is computed with it yet; returns how long its verification took. When
-        this fails, the engine goes on with what it serves."""
+        """Load an adapter into tensors that no pass uses yet; returns these, and how long verification took. If
+        this fails, the engine keeps serving what it serves."""
         update = staged.update
         in_order = self._receiver.stages(update)  # what was staged on a GPU was queued with its passes
         try:
@@ -229,7 +230,7 @@ class WeightUpdates:
         running = asyncio.get_running_loop().run_in_executor(None, load)
 
         def ended(running: "asyncio.Future[float]") -> None:
-            running.exception()  # nobody is left to hear it
+            running.exception()  # retrieve it: the task that waited is gone
             undo()
             self._abandoned.discard(running)
 
@@ -244,7 +245,8 @@ class WeightUpdates:
             raise
 
     def _take_off_adapters(self, update: WeightUpdate) -> None:
-        """The weights below all adapters are about to change. Other policies are no longer served."""
+        """Remove all adapters, since the weights below them are about to change. Policies other than the
+        update's are not served after that."""
         if not self._adapters.policies:
             return
         self._stepper.drain()
@@ -273,7 +275,8 @@ class WeightUpdates:
         *,
         is_prepared: bool,
     ) -> tuple[Swapped, Cost]:
-        """Between two forward passes, here and now. When it fails, live weights may be half old and half new."""
+        """Load new weights now, between two forward passes. If that fails, live weights may be half old and half
+        new."""
         if self._health.is_closed:
             raise PenstockError(f"{self._health.name} is closed")
         policy, version = update.policy, update.version

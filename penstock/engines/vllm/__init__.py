@@ -1,1 +1,1 @@
-"""vLLM's servers as engines: started and watched here, or joined by their URL."""
+"""Uses vLLM servers as engines, either started and watched by the run or joined by their URL."""

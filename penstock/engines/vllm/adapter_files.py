@@ -1,7 +1,7 @@
-"""Adapters on their way into a vLLM server: written as peft saves them, a new folder and name for each version.
+"""Brings adapters into a vLLM server, written as peft saves them, with a new folder and name for each version.
 
-vLLM keeps KV by an adapter's path, so a path that is used again would give stale prefixes. A request keeps the
-adapter that it began with; an adapter is removed when no request uses it.
+vLLM keys its KV cache by an adapter's path, so reusing a path would give stale prefixes. A request keeps the
+adapter that it began with, and an adapter is removed when no request uses it.
 """
 
 import asyncio
@@ -20,11 +20,11 @@ from penstock.records import AdapterSpec, WeightUpdate
 from penstock.records.interfaces import WeightReceiver
 
 SLOTS = 2
-"""Versions that a server holds at once: one that new requests take, one that older requests end with."""
+"""Versions that a server holds at once: one for new requests, one for older requests that are still running."""
 
 
 class AdapterFiles:
-    """Of one policy on one server. `receiver` reads what the trainer has published."""
+    """Holds the adapters of one policy on one server. `receiver` reads what the trainer has published."""
 
     def __init__(self, receiver: WeightReceiver, *, model: str, folder: str = "") -> None:
         self._receiver = receiver
@@ -36,7 +36,7 @@ class AdapterFiles:
         self._changed = asyncio.Event()
 
     def begin(self, request_id: str) -> str:
-        """The name of the adapter that this request runs with; "" before the first came."""
+        """Return the name of the adapter that this request runs with; "" before the first adapter was loaded."""
         self._users[request_id] = self._present
         return self._present
 
@@ -45,8 +45,8 @@ class AdapterFiles:
         self._changed.set()
 
     async def write(self, update: WeightUpdate) -> None:
-        """The published adapter as a folder of its own, verified. Fetching may wait for the trainer, so cancelling
-        ends that."""
+        """Fetch the published adapter, verify it and write it to a folder of its own. Fetching may wait for the
+        trainer, and cancelling ends that wait."""
         assert update.adapter is not None
         writing = asyncio.get_running_loop().run_in_executor(None, self._write, update, update.adapter)
         try:
@@ -56,8 +56,8 @@ class AdapterFiles:
             raise
 
     async def load(self, client: ServerClient, update: WeightUpdate) -> None:
-        """New requests take it from now on. Waits until a server has room: until requests of versions before the
-        last have ended."""
+        """Load the adapter into the server, for new requests to use. This waits until the server has a free
+        slot, that is until requests with versions before the last one have ended."""
         name = f"{update.policy}@{update.version}"
         while len(self._loaded) >= SLOTS:
             await self._unload_unused(client)
@@ -70,11 +70,11 @@ class AdapterFiles:
         self._present = name
 
     def forget(self) -> None:
-        """The server is new, or has new weights below."""
+        """Forget the loaded adapters, because the server is new or has new base weights."""
         self._present, self._loaded = "", []
 
     async def close(self, client: ServerClient) -> None:
-        """Leave nothing behind on a server that goes on without us."""
+        """Unload all adapters, since a joined server continues without us, and remove the files."""
         with contextlib.suppress(PenstockError):
             for name in self._loaded:
                 await client.post("/v1/unload_lora_adapter", {"lora_name": name}, timeout_s=5.0)

@@ -1,4 +1,4 @@
-"""The `engine.vllm` section: what only vLLM's servers have."""
+"""Defines the `engine.vllm` section: the settings that only vLLM servers have."""
 
 from pydantic import Field, field_validator
 
@@ -6,31 +6,31 @@ from penstock.config import Section
 
 
 class VllmConfig(Section):
-    """vLLM's servers: how they are started, or where they are."""
+    """Configures vLLM servers: how they are started, or where they are."""
 
     command: str = "vllm"
-    """The program that starts a server. vLLM may have an environment of its own: name its `bin/vllm`. penstock must
-    be installed there too, since vLLM loads new weights through it."""
+    """The program that starts a server. vLLM may have an environment of its own: name its `bin/vllm`. penstock
+    must be installed there too, since vLLM loads new weights through it."""
     urls: tuple[str, ...] = ()
-    """Servers that run already (`http://host:8000`), one engine each, instead of `engine.count` that are started.
-    Behind `vllm serve` they need what docs/engines.md says."""
+    """Servers that are already running (`http://host:8000`), one engine each, instead of the `engine.count` that
+    would be started. docs/engines.md says what they need."""
     max_batch: int = Field(default=64, ge=1)
-    """Sequences in one forward pass at most."""
+    """Most sequences in one forward pass."""
     cache_gb: float = Field(default=0.0, ge=0)
-    """Size of the KV cache in GB. 0 is 1 on a CPU, and on a GPU what memory_share leaves."""
+    """Size of the KV cache in GB. 0 means 1 GB on a CPU, and on a GPU what `memory_share` leaves."""
     memory_share: float = Field(default=0.9, gt=0, le=1)
-    """On a GPU: share of its memory that one server may take."""
+    """Share of the GPU's memory that one server may take."""
     tensor_parallel: int = Field(default=1, ge=1)
-    """GPUs that one server spreads a model over."""
+    """GPUs that one server splits the model over."""
     arguments: tuple[str, ...] = ()
     """More arguments for `vllm serve`, after ours."""
     adapter_folder: str = ""
-    """Where adapters are written for servers to load; a server that was joined must see the same path. Empty: a
-    temporary folder."""
+    """Folder in which adapters are written for servers to load. A joined server must see it under the same path.
+    Empty: a temporary folder."""
     start_timeout_s: float = Field(default=600.0, gt=0)
     """Longest wait for a server to answer after its start."""
     restarts: int = Field(default=3, ge=0)
-    """How often a server that has died is started again before the run ends."""
+    """How often a server that has died is restarted before the run ends."""
 
     @field_validator("urls", mode="before")
     @classmethod

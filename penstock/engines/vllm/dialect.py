@@ -1,4 +1,4 @@
-"""vLLM's token-level HTTP dialect: requests as JSON, and answers as a stream of events. Nothing here does I/O."""
+"""Translates requests into vLLM's token-level HTTP API, and its stream of events back. Nothing here does I/O."""
 
 import json
 from collections.abc import Sequence
@@ -9,12 +9,12 @@ from penstock.errors import EngineLost, PenstockError
 from penstock.records import GenerateRequest
 
 SEEDS = 2**63
-"""vLLM's seeds are below this."""
+"""vLLM's seeds must be below this."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Output tokens `start` to `end` were sampled with the weights of `version`."""
+    """Says that output tokens `start` to `end` were sampled with the weights of `version`."""
 
     version: str
     start: int
@@ -23,34 +23,34 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """What one message of the stream holds."""
+    """Holds the content of one message of the stream."""
 
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
     finish_reason: str | None = None
     spans: tuple[Span, ...] = ()
-    """Of the whole output; only the last message has them."""
+    """Versions of the whole output; only the last message has them."""
     routes: str | None = None
     """The experts of all tokens, as `routed_experts.py` reads them; only the last message has it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """One call of `/inference/v1/generate`: a request, or the rest of one whose first tokens are there."""
+    """Describes one call of `/inference/v1/generate`: a request, or the rest of one that has tokens already."""
 
     request: GenerateRequest
     generated: Sequence[int] = ()
     max_context: int
     salt: str
-    """Equal prefixes share KV only under one salt, so each version has its own."""
+    """Equal prefixes share KV only under the same salt, so each version has its own."""
     adapter: str = ""
-    """The name of the adapter that it runs with."""
+    """The name of the adapter that the request runs with."""
     routing_start: int = 0
-    """Experts of earlier tokens are not sent. Servers that tell no experts leave it unread."""
+    """Experts of tokens before this one are not sent. Servers that do not return experts ignore it."""
 
     @property
     def num_done(self) -> int:
-        """Tokens of the output that are there."""
+        """Return how many output tokens exist already."""
         return self.request.num_resumed + len(self.generated)
 
     @property
@@ -59,7 +59,6 @@ class Ask:
         return min(request.sampling.max_tokens, self.max_context - request.num_prompt) - self.num_done
 
     def body(self) -> dict[str, Any]:
-        """As JSON."""
         request = self.request
         body: dict[str, Any] = {
             "token_ids": [*request.token_ids.tolist(), *self.generated],
@@ -71,7 +70,7 @@ class Ask:
         return body | ({"model": self.adapter} if self.adapter else {})
 
     def _sampling(self) -> dict[str, Any]:
-        """All of it is named: a server fills gaps with what the model's folder suggests."""
+        """Return all sampling parameters, because a server fills gaps with what the model's folder suggests."""
         sampling, done = self.request.sampling, self.num_done
         return {
             "max_tokens": self.max_tokens,
@@ -85,7 +84,7 @@ class Ask:
             "stop_token_ids": list(sampling.stop_token_ids),
             "stop": list(sampling.stop),
             "logit_bias": {str(token): bias for token, bias in sampling.logit_bias.items()} or None,
-            # The rest of an answer must not be drawn with the noise of its beginning.
+            # The rest of an answer must not be sampled with the same noise as its beginning.
             "seed": None if sampling.seed is None else (sampling.seed + done) % SEEDS,
             "ignore_eos": True,
             "logprobs": 0,
@@ -96,7 +95,7 @@ class Ask:
 
 
 def parse_event(line: bytes) -> Event | None:
-    """A line of the stream; None for empty lines and the end mark."""
+    """Parse a line of the stream; return None for empty lines and the end mark."""
     text = line.strip()
     if not text.startswith(b"data:"):
         return None
@@ -128,14 +127,16 @@ def parse_event(line: bytes) -> Event | None:
 
 
 def _error_of(error: Any) -> PenstockError:
-    """What ended a stream: a server that has broken, or a request that it can't serve."""
+    """Return the error that ended a stream: `EngineLost` if the server broke, `PenstockError` if it can't serve
+    the request."""
     said = error if isinstance(error, dict) else {"message": str(error)}
     kind = PenstockError if int(said.get("code") or 500) < 500 else EngineLost
     return kind(f"vLLM says: {said.get('message', said)}")
 
 
 def versions_of(spans: Sequence[Span], num_tokens: int, *, fallback: int) -> list[int]:
-    """The version of each token. `fallback` is that of a server which was never told one."""
+    """Return the version of each token. Tokens without a known version get `fallback`, which applies to a server
+    that was never given one."""
     versions = [fallback] * num_tokens
     for span in spans:
         known = int(span.version) if span.version.lstrip("-").isdigit() else fallback

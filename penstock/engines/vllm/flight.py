@@ -1,7 +1,8 @@
-"""A request that a server works on: what has come of it, and what may be passed on with a version that is certain.
+"""Tracks a running request: its tokens so far, and which of them can be passed on with a certain version.
 
-vLLM names the versions of tokens when an answer has ended. Until new weights come it can be only one, so tokens are
-passed on as they arrive. Those that arrive after an update are kept until the end says which are of which version.
+vLLM reports the versions of tokens when an answer has ended. Until new weights come there is only one
+version, so tokens are passed on as they arrive. Tokens that arrive after an update are kept until the end of
+the answer reports their versions.
 """
 
 from collections.abc import Iterator
@@ -16,48 +17,49 @@ from penstock.records import Chunk, FinishReason, GenerateRequest, Interrupt, Ro
 
 @dataclass(slots=True, eq=False)
 class Flight:
-    """One request, over one call of the server or several."""
+    """Tracks one request, over one or several calls of the server."""
 
     request: GenerateRequest
     version: int = -1
-    """Which weights the present call began with."""
+    """The version of the weights that the present call began with."""
     is_certain: bool = True
-    """No weights have come since."""
+    """No new weights have come since the call began."""
     keeps_version: bool = False
-    """It runs with an adapter, which vLLM never changes under an answer and does not name."""
+    """It runs with an adapter. vLLM never changes the adapter of a running answer, and does not report its
+    version."""
     interrupt: Interrupt | None = None
-    """Why the present call is being ended, if the engine does so."""
+    """Why the engine is ending the present call, if it is."""
     done: list[int] = field(default_factory=list)
-    """Tokens of earlier calls."""
+    """Output tokens of earlier calls."""
     tokens: list[int] = field(default_factory=list)
-    """Of the present call."""
+    """Output tokens of the present call."""
     logprobs: list[float] = field(default_factory=list)
     num_sent: int = 0
-    """Of the present call."""
+    """Tokens of the present call that were passed on."""
     versions: list[int] = field(default_factory=list)
-    """Of the present call, as far as they are certain."""
+    """Versions of the present call's tokens, as far as they are certain."""
     restarts: bool = False
-    """What was passed on is void."""
+    """What was passed on before is void."""
     routed_until: int = field(init=False)
-    """Tokens whose experts have been passed on, or were known before; prompt tokens count too."""
+    """Tokens whose experts have been passed on or were known before; prompt tokens count too."""
     routing: RoutingRef | None = None
-    """The experts of the present call, for the last chunk of it."""
+    """The experts of the present call, to be sent with its last chunk."""
 
     def __post_init__(self) -> None:
         self.routed_until = self.request.routing_start
 
     @property
     def num_before(self) -> int:
-        """Output tokens that were there when the present call began."""
+        """Return how many output tokens existed when the present call began."""
         return self.request.num_resumed + len(self.done)
 
     @property
     def num_tokens(self) -> int:
-        """All that is there, prompt tokens among them."""
+        """Return the number of all tokens so far, prompt included."""
         return self.request.num_prompt + self.num_before + len(self.tokens)
 
     def begin(self, version: int, *, keeps_version: bool = False) -> None:
-        """A new call of the server."""
+        """Reset the state for a new call of the server."""
         self.version, self.is_certain, self.interrupt = version, True, None
         self.keeps_version = keeps_version
         self.tokens, self.logprobs, self.versions = [], [], []
@@ -79,22 +81,22 @@ class Flight:
             self.versions += [self.version] * len(event.token_ids)
 
     def ready(self) -> Iterator[Chunk]:
-        """Full chunks whose versions are certain. The last tokens wait for the reason of the end."""
+        """Yield full chunks whose versions are certain. The last tokens wait for the finish reason."""
         size = self.request.chunk_tokens
         while len(self.versions) - self.num_sent >= size:
             yield self._chunk(self.num_sent + size, None)
 
     def rest(self, reason: FinishReason) -> Iterator[Chunk]:
-        """All that has come, the last chunk with the reason. When the engine closes, tokens whose version is not
-        known are left out."""
+        """Yield everything that is left, the last chunk with the reason. When the engine closes, tokens with an
+        unknown version are left out."""
         size, end = self.request.chunk_tokens, len(self.versions)
         while end - self.num_sent > size:
             yield self._chunk(self.num_sent + size, None)
         yield self._chunk(end, reason, is_last=True)
 
     def carry_over(self, interrupt: Interrupt) -> tuple[list[Chunk], int]:
-        """The call was ended for new weights: keep its tokens for the next one, or begin again. Returns what can be
-        passed on, and how many tokens were thrown away."""
+        """Handle a call that was ended for new weights: keep its tokens for the next call, or start over. Return
+        the chunks that can be passed on, and how many tokens were discarded."""
         if interrupt == "abort_resume":
             chunks = list(self.ready())
             if self.num_sent < len(self.tokens) or self.routing is not None:
@@ -108,7 +110,8 @@ class Flight:
         return [], discarded
 
     def _chunk(self, end: int, reason: FinishReason | None, *, is_last: bool = False) -> Chunk:
-        """`is_last` of its call: what is recorded of all tokens goes with it."""
+        """Make a chunk up to token `end`. The last chunk of a call (`is_last`) carries the experts of all its
+        tokens."""
         start, self.num_sent = self.num_sent, end
         restarts, self.restarts = self.restarts, False
         routing = None
@@ -126,7 +129,8 @@ class Flight:
         )
 
     def _mixed(self, start: int, end: int) -> list[bool]:
-        """A call reads nothing that is older than itself. Under `inflight` what it computed before an update stays,
-        a prompt that was half computed among it; otherwise that is computed again, or the call is ended."""
+        """Return for each token whether KV of older weights was read when it was sampled. A call reads no KV
+        that is older than itself. Under `inflight`, KV from before an update stays, even that of a
+        half-computed prompt; otherwise it is recomputed, or the call is ended."""
         keeps = self.interrupt == "inflight"
         return [keeps and version != self.version for version in self.versions[start:end]]

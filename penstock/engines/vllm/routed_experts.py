@@ -1,9 +1,9 @@
-"""The experts that a vLLM server tells of (`--enable-return-routed-experts`), as records of our own.
+"""Reads the experts that a vLLM server returns (`--enable-return-routed-experts`) into our own records.
 
-The last message of an answer, of one that was aborted too, has a string: a `.npy` file in base64, of the shape
-(tokens - 1, decoder layers, experts chosen), in one or two bytes an id. Prompt tokens come first, without those
-before `routed_experts_prompt_start`. The last token has no row, since nothing was computed from it. Layers without
-experts have zeros. Sampled tokens that were computed again keep the row of the first time.
+The last message of an answer, even of an aborted one, has a string: a `.npy` file in base64, of the shape
+(tokens - 1, decoder layers, experts chosen), in one or two bytes per id. Prompt tokens come first, without
+those before `routed_experts_prompt_start`. The last token has no row, since nothing was computed from it.
+Layers without experts have zeros. Sampled tokens that were recomputed keep the row of the first computation.
 """
 
 import base64
@@ -27,13 +27,13 @@ from penstock.records.interfaces import BlobStore
 from penstock.records.routing_records import Routes, id_dtype, store_routes
 
 CHOSEN_COUNTS = ("num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_topk", "top_k_experts")
-"""What configs call the number of experts that are chosen for a token."""
+"""What model configs call the number of experts that are chosen for a token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterLayout:
-    """What routes of a model are like, and the decoder layers that they are of. A server tells of experts by the
-    numbers of decoder layers, and layers without experts are among them."""
+    """Describes the routes of a model and the decoder layers that have routers. A server identifies experts by
+    the number of the decoder layer, and counts layers without experts too."""
 
     shape: RoutingShape
     layers: tuple[int, ...]
@@ -42,7 +42,7 @@ class RouterLayout:
 
 
 def read_layout(name_or_path: str, *, trust_remote_code: bool = False) -> RouterLayout | None:
-    """The layout of a model, from its class and config alone; None for a dense model."""
+    """Read the layout of a model from its class and config alone; return None for a dense model."""
     config = load_config(name_or_path, trust_remote_code=trust_remote_code)
     if not num_experts_of(config):
         return None
@@ -75,8 +75,8 @@ def _number(name: str) -> int:
 
 
 def read_routes(text: str, layout: RouterLayout, *, start: int, end: int) -> Routes:
-    """Rows of tokens `start` to `end`, of the decoder layers that have experts. `BlobLost` where the string is no
-    such array: it costs its group, as a lost record does."""
+    """Return the rows of tokens `start` to `end`, for the decoder layers that have experts. Raise `BlobLost`
+    where the string is no such array: like a lost record, it costs its group."""
     array, shape = _decode(text), layout.shape
     rows, depth = end - start, max(layout.layers) + 1
     fits = array.ndim == 3 and (array.shape[0], array.shape[2]) == (rows, shape.top_k)
@@ -97,15 +97,15 @@ def read_routes(text: str, layout: RouterLayout, *, start: int, end: int) -> Rou
 def store_answer(
     blobs: BlobStore, flight: Flight, text: str | None, layout: RouterLayout
 ) -> RoutingRef | None:
-    """Put what the end of a call says of its experts into the store, from the first token on whose experts are not
-    known. None where they were not asked for, or no new token was computed. A server that says nothing loses the
-    group."""
+    """Store the experts that a finished call reported, from the first token on whose experts are not known.
+    Return None where they were not requested or no new token was computed. An answer without experts raises
+    `BlobLost`, which costs the group."""
     request, start, end = flight.request, flight.routed_until, flight.num_tokens - 1
     if not request.record_routing or not flight.tokens or start >= end:
         return None
     if text is None:
         raise BlobLost(
-            f"vLLM told no routed experts for {request.id}; start it with --enable-return-routed-experts"
+            f"vLLM returned no routed experts for {request.id}; start it with --enable-return-routed-experts"
         )
     piece = f".{flight.num_before}" if flight.num_before else ""
     key = f"{request.blob_scope}/{request.id}{piece}.routes"

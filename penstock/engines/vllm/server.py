@@ -1,4 +1,4 @@
-"""A server that an engine works with: its own process, or one that somebody else runs."""
+"""Represents the server that an engine works with: a process of our own, or one that was joined."""
 
 import asyncio
 from collections.abc import Callable
@@ -10,8 +10,8 @@ from penstock.errors import EngineLost, UserError
 
 
 class Server:
-    """`connect` makes the calls for weights to a client. Without a `process` it is somebody else's: it is not
-    watched, not started again and not ended."""
+    """Holds the client of a server and the calls for weights that `connect` makes for it. Without a `process`
+    the server was joined: it is neither watched, nor restarted, nor ended."""
 
     def __init__(
         self,
@@ -32,14 +32,14 @@ class Server:
         return None if self._process is None else self._process.pid
 
     async def died(self) -> EngineLost:
-        """Wait until it ends."""
+        """Wait until the server ends, and return the error. For a joined server this never returns."""
         if self._process is None:
             await asyncio.Event().wait()
         assert self._process is not None
         return await self._process.died()
 
     async def restart(self, version: int) -> None:
-        """Start another process in the place of one that has ended. Its weights are known as `version`."""
+        """Start a new process for one that has ended. The version of its weights is given as `version`."""
         assert self._process is not None
         if self._restarts == 0:
             raise UserError(f"{self.client.name}: its vLLM server has died too often (engine.vllm.restarts)")
@@ -51,8 +51,8 @@ class Server:
         await self.weights.open(version)
 
     async def kill(self) -> None:
-        """It can't be used any more. Whoever watches it starts another; one that is somebody else's stays paused
-        until it gets whole weights."""
+        """End a server that can't be used any more, for the watcher to start another. A joined server stays
+        paused until it gets full weights."""
         if self._process is not None:
             await self._process.stop()
 

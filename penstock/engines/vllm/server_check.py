@@ -1,4 +1,4 @@
-"""What is wrong with a server, said at the start: not there, too old, without RL routes, or of another model."""
+"""Checks at the start that a server is there, new enough, has RL routes, and serves the trained model."""
 
 import asyncio
 import contextlib
@@ -10,17 +10,17 @@ from penstock.engines.vllm.server_client import GENERATE, ServerClient
 from penstock.errors import EngineLost, PenstockError, UserError
 
 SAMPLE = "Both 3 and 7 are prime: 3 + 7 = 10."
-"""What both tokenizers must agree on."""
+"""The text that both tokenizers must encode alike."""
 HOW = "see docs/engines.md for how to start it"
 ROUTES = (
     *("/weight_info", "/pause", "/resume", "/collective_rpc", "/update_weight_version"),
     *("/init_weight_transfer_engine", "/start_weight_update", "/update_weights", "/finish_weight_update"),
 )
-"""What new weights need. All are there since `NEEDED`."""
+"""The routes that weight updates need. vLLM has all of them since `NEEDED`."""
 
 
 async def check_routes(client: ServerClient) -> None:
-    """Raise a `UserError` unless the server is there and has every route that an engine needs."""
+    """Raise `UserError` unless the server answers and has every route that an engine needs."""
     url = client.url
     try:
         healthy = await client.status("GET", "/health")
@@ -42,7 +42,8 @@ async def check_routes(client: ServerClient) -> None:
 
 
 async def describe(client: ServerClient) -> dict[str, Any]:
-    """Ask its workers about the model that they serve. Weights must come through our plugin."""
+    """Ask the server's workers about the model that they serve. Raise `UserError` unless weights come through
+    our plugin."""
     try:
         (first, *_) = await client.ask_workers("penstock_describe")
     except (PenstockError, ValueError) as error:
@@ -59,7 +60,7 @@ async def describe(client: ServerClient) -> dict[str, Any]:
 
 
 def check_sizes(url: str, served: Mapping[str, Any], trained: Mapping[str, Any], *, model: str) -> None:
-    """Both are sizes by their names; those that only one side knows are not compared."""
+    """Raise `UserError` if served and trained model differ in a size that both know."""
     for name, size in served.items():
         mine = trained.get(name)
         if mine is not None and mine != size:
@@ -70,16 +71,16 @@ def check_sizes(url: str, served: Mapping[str, Any], trained: Mapping[str, Any],
 
 
 def check_experts(url: str, described: Mapping[str, Any]) -> None:
-    """Its answers must tell the experts of their tokens."""
+    """Raise `UserError` unless the server's answers include the experts of their tokens."""
     if not described.get("returns_experts"):
         raise UserError(
-            f"the server at {url} does not tell the experts that it chooses: start it with "
+            f"the server at {url} does not return the experts that it chooses: start it with "
             "--enable-return-routed-experts (on a GPU), or set engine.record_routing=off to train without them"
         )
 
 
 async def check_tokenizer(client: ServerClient, expected: list[int], *, model: str) -> None:
-    """`expected` are the trainer's ids for `SAMPLE`."""
+    """Raise `UserError` unless the server encodes `SAMPLE` as `expected`, the trainer's ids."""
     answer = await client.post("/tokenize", {"prompt": SAMPLE, "add_special_tokens": False})
     if answer["tokens"] != expected:
         raise UserError(
@@ -90,13 +91,14 @@ async def check_tokenizer(client: ServerClient, expected: list[int], *, model: s
 
 
 async def served_context(client: ServerClient) -> int:
-    """The longest sequence that it serves."""
+    """Return the longest sequence that the server supports."""
     answer = await client.get("/v1/models")
     return int(answer["data"][0]["max_model_len"])
 
 
 async def _check_has(client: ServerClient, route: str) -> None:
-    """A route that is there answers a method that it does not know with another status."""
+    """Raise `UserError` if the server lacks a route. An unknown method gets status 404 only where the route is
+    missing."""
     if await client.status("OPTIONS", route) == 404:
         raise UserError(
             f"vLLM {await _version(client)} at {client.url} is too old: it has no {route}, and {NEEDED} has; "
@@ -114,13 +116,16 @@ async def _version(client: ServerClient) -> str:
 NEEDED = "0.32"
 """The first vLLM with every route and flag that the engine uses."""
 ASK_S = 120.0
-"""`vllm --version` loads all of vLLM."""
+"""Time limit for `vllm --version`, which loads all of vLLM."""
 
 
 async def too_old(command: str) -> str:
-    """The version of vLLM that `command` starts, where that is too old; else, and where it does not say, "".
+    """Return the version of vLLM that `command` starts if it is too old. Otherwise, or if it is unknown, return
+    "".
 
-    It is asked when a server has ended before it answered: one that is too old does not know our flags."""
+    This is called when a server has ended before it answered, because a server that is too old does not know
+    our flags.
+    """
     process = await asyncio.create_subprocess_exec(
         command,
         "--version",

@@ -1,4 +1,4 @@
-"""HTTP calls to one vLLM server, with its refusals as sentences."""
+"""Makes HTTP calls to one vLLM server, and turns its refusals into sentences."""
 
 import asyncio
 import json
@@ -13,21 +13,21 @@ from penstock.errors import EngineLost, PenstockError, RequestRefused
 
 GENERATE = "/inference/v1/generate"
 CALL_TIMEOUT_S = 600.0
-"""For calls that wait for answers in flight or for weights."""
+"""For calls that wait for running answers or for weights."""
 JSON = {"Content-Type": "application/json"}
-"""Also of a POST without a body: `penstock serve` answers no other."""
+"""Sent with a POST without a body too: `penstock serve` accepts no other."""
 _LOST = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, ConnectionError)
 
 
 class ServerClient:
-    """`url` is `http://host:port`, or `unix:PATH` for a server on a socket of this machine."""
+    """Calls the server at `url`, which is `http://host:port`, or `unix:PATH` for a socket on this machine."""
 
     def __init__(self, name: str, url: str) -> None:
         self.name = name
         self.url = url
         is_socket = url.startswith("unix:")
-        # A server closes connections that rest, and a call that meets such an end can't know whether it was heard.
-        # So each call has its own.
+        # A server closes idle connections, and a call on a connection that is being closed can't know whether it
+        # arrived. So each call has a connection of its own.
         self._base = "http://vllm" if is_socket else url.rstrip("/")
         connector: aiohttp.BaseConnector = (
             aiohttp.UnixConnector(url.removeprefix("unix:"), limit=0, force_close=True)
@@ -50,7 +50,7 @@ class ServerClient:
         await self._session.close()
 
     async def status(self, method: str, path: str, body: Any = None, *, timeout_s: float = 30.0) -> int:
-        """The status of an answer, whatever it is."""
+        """Return the status of an answer, even of an error."""
         return (await self._exchange(method, path, body, timeout_s=timeout_s))[0]
 
     async def get(self, path: str, *, timeout_s: float = 30.0) -> Any:
@@ -60,7 +60,7 @@ class ServerClient:
         return await self._checked("POST", path, body, timeout_s=timeout_s)
 
     async def ask_workers(self, method: str, *arguments: str) -> list[dict[str, Any]]:
-        """Call a method of every vLLM worker; each answers."""
+        """Call a method of every vLLM worker, and return one answer for each."""
         answer = await self.post("/collective_rpc", {"method": method, "args": list(arguments)})
         results: list[dict[str, Any]] = answer["results"] if answer else []
         return results
@@ -73,7 +73,8 @@ class ServerClient:
         *,
         request_id: str,
     ) -> AsyncIterator[Event]:
-        """The events of one generation, parsed line by line. Leaving early ends it over there."""
+        """Yield the parsed events of one generation. Closing the iterator early ends the generation on the
+        server."""
         try:
             async with self._session.post(self._base + path, json=body) as response:
                 if response.status >= 400:
@@ -114,7 +115,7 @@ class ServerClient:
 
 
 def _message(text: str) -> str:
-    """What an answer says, without its wrapping."""
+    """Extract the error message from the body of an answer."""
     try:
         data = json.loads(text)
     except ValueError:
@@ -125,13 +126,13 @@ def _message(text: str) -> str:
 
 
 SILENCE_S = 1.0
-"""How long a server may always bring no token. Beyond it `run.freeze_s` says, since nobody sees whether it computes
-a long prompt."""
+"""Silence of this length is always allowed. Beyond it `run.freeze_s` decides, since a silent server may be
+computing a long prompt."""
 
 
 class Call:
-    """One call of `generate`: its events as they come, until it or the engine ends. It reads in a task of its
-    own, so that a server which says nothing can't keep a closed engine waiting."""
+    """Yields the events of one `generate` call as they come, until it or the engine ends. It reads in a task of
+    its own, so that a silent server can't keep a closed engine waiting."""
 
     def __init__(
         self,
@@ -141,14 +142,14 @@ class Call:
         *,
         what: str,
     ) -> None:
-        """`what` is the answer that the stream brings, in words; after `lost` nothing the server says counts."""
+        """`what` names the answer in error messages. Once `lost` is set, what the server sends is ignored."""
         self._stream = stream
         self._what = what
         self._closed = closed
         self._lost = lost or asyncio.Event()
         self._events: asyncio.Queue[Event | Exception | None] = asyncio.Queue()
         self.was_closed = False
-        """It ended because the engine closes."""
+        """The call ended because the engine is closing."""
 
     async def __aenter__(self) -> "Call":
         watching = (self._read(), self._await_close(), self._await_loss())
@@ -163,7 +164,7 @@ class Call:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def events(self) -> AsyncIterator[Event]:
-        """The last one has a reason, unless the engine closes."""
+        """Yield the events. The last one has a finish reason, unless the engine closes."""
         while True:
             event = await self._events.get()
             if self._closed.is_set() and not isinstance(event, Event):

@@ -15,15 +15,15 @@ from penstock.engines.vllm.server_client import ServerClient
 from penstock.errors import EngineLost, UserError
 
 LOOK_S = 0.25
-"""How often a server that starts is asked."""
+"""How often a starting server is asked whether it is healthy."""
 END_S = 10.0
-"""How long it may take to end before it is killed."""
+"""How long a server may take to end before it is killed."""
 EXTENSION = "penstock.vllm_plugin.worker_extension.PenstockWorker"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
-    """What a server is started with."""
+    """Holds the settings that a server is started with."""
 
     model: str
     command: str = "vllm"
@@ -37,17 +37,17 @@ class ServerSettings:
     tensor_parallel: int = 1
     trust_remote_code: bool = False
     adapter_rank: int = 0
-    """Of the adapters that it serves; 0: none."""
+    """Rank of the adapters that it serves; 0 for none."""
     returns_experts: bool = False
-    """Whether its answers tell the experts of a mixture."""
+    """Whether its answers include the experts of a mixture-of-experts model."""
     arguments: tuple[str, ...] = ()
     start_timeout_s: float = 600.0
 
     def check(self) -> None:
-        """`UserError` where no server can be started like this."""
+        """Raise `UserError` if no server can be started with these settings."""
         if self.returns_experts and self.is_cpu:
             raise UserError(
-                "engine.record_routing=on with engine.kind=vllm needs a GPU: on a CPU vLLM does not tell the "
+                "engine.record_routing=on with engine.kind=vllm needs a GPU: on a CPU vLLM does not return the "
                 "experts that it chooses; use engine.kind=embedded, or engine.record_routing=off to train without"
             )
 
@@ -56,7 +56,7 @@ class ServerSettings:
         return self.device == "cpu"
 
     def argv(self, socket: Path) -> list[str]:
-        """The command line. Whatever the model's folder suggests for sampling is left out."""
+        """Return the command line, with which the server ignores the model folder's sampling settings."""
         more: list[str] = []
         if self.is_cpu:
             more += ["--enforce-eager"]
@@ -92,7 +92,7 @@ class ServerSettings:
         ]
 
     def environment(self) -> dict[str, str]:
-        """Beside what it inherits."""
+        """Return the variables that are set in addition to the inherited ones."""
         own = {
             "VLLM_SERVER_DEV_MODE": "1",
             "VLLM_NO_USAGE_STATS": "1",
@@ -108,7 +108,7 @@ class ServerSettings:
 
 
 def lora_room(rank: int) -> int:
-    """The smallest rank that vLLM makes room for and that holds this one."""
+    """Return the smallest maximum rank that vLLM supports and that holds this rank."""
     for room in (1, 8, 16, 32, 64, 128, 256, 320, 512):
         if rank <= room:
             return room
@@ -116,10 +116,10 @@ def lora_room(rank: int) -> int:
 
 
 class ServerProcess:
-    """One server of our own. It listens on a socket in a private folder, so nobody else reaches it."""
+    """Runs one server of our own. It listens on a socket in a private folder, so no other user reaches it."""
 
     def __init__(self, name: str, settings: ServerSettings, *, folder: str = "") -> None:
-        """`folder` is where it makes its own; "" is the system's for temporary files."""
+        """`folder` is where the server's private folder is made; "" is the system's folder for temporary files."""
         settings.check()
         self.name = name
         self.settings = settings
@@ -141,7 +141,7 @@ class ServerProcess:
         return self._folder / f"server{self._starts}"
 
     async def start(self) -> None:
-        """Until it answers. When it ends instead, or takes too long, say so."""
+        """Start the server and wait until it answers. Raise `UserError` if it ends instead or takes too long."""
         settings = self.settings
         if shutil.which(settings.command) is None:
             raise UserError(
@@ -163,14 +163,14 @@ class ServerProcess:
             raise
 
     async def died(self) -> EngineLost:
-        """Wait for the process to end."""
+        """Wait for the process to end, and return the error to raise."""
         assert self._process is not None
         code = await self._process.wait()
         end_leftovers(self._mark)
         return EngineLost(f"{self.name}: its vLLM server ended{_how(code)}")
 
     async def stop(self) -> None:
-        """End it, with all that it started. Idempotent."""
+        """End the server with everything that it started. Idempotent."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -185,7 +185,6 @@ class ServerProcess:
         end_leftovers(self._mark)
 
     def remove(self) -> None:
-        """Its folder."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
     async def _until_ready(self, process: asyncio.subprocess.Process) -> None:
@@ -194,7 +193,7 @@ class ServerProcess:
         try:
             async with asyncio.timeout(limit), ServerClient(self.name, self.url) as client:
                 while not await _is_healthy(client):
-                    await asyncio.wait({ending}, timeout=LOOK_S)  # a server announces nothing
+                    await asyncio.wait({ending}, timeout=LOOK_S)  # a server sends no signal when ready
                     if ending.done():
                         raise await self._ended_early(ending.result())
         except TimeoutError as error:
@@ -213,7 +212,7 @@ class ServerProcess:
                 "newer"
             )
         return UserError(
-            f"{self.name}: `vllm serve` ended{_how(code)} before it answered; its own words are in the engine's log"
+            f"{self.name}: `vllm serve` ended{_how(code)} before it answered; its output is in the engine's log"
         )
 
 
@@ -229,24 +228,24 @@ def _how(code: int) -> str:
 
 
 MARK = "PENSTOCK_SERVER"
-"""The environment variable that holds a server's mark. vLLM's engine and its workers are processes of their
-own; when their server is killed they go on, and keep its memory. They inherit the mark, so they can be
+"""The environment variable that holds a server's mark. vLLM's engine and its workers are separate processes;
+when their server is killed, they continue and keep its memory. They inherit the mark, by which they are
 found."""
 
 
 def marked(mark: str, processes: Path = Path("/proc")) -> list[int]:
-    """The processes with this mark, but for this one. None where the system does not tell."""
+    """Return the processes with this mark, except this one. The list is empty where the system does not say."""
     wanted = f"{MARK}={mark}".encode()
     found = []
     for folder in processes.glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it has ended, or is somebody else's
+        with contextlib.suppress(OSError):  # it has ended, or belongs to another user
             if wanted in (folder / "environ").read_bytes().split(b"\0") and int(folder.name) != os.getpid():
                 found.append(int(folder.name))
     return sorted(found)
 
 
 def end_leftovers(mark: str) -> int:
-    """Kill them; returns how many there were."""
+    """Kill all processes with this mark, and return how many there were."""
     found = marked(mark)
     for pid in found:
         with contextlib.suppress(ProcessLookupError, PermissionError):

@@ -1,10 +1,10 @@
-"""An engine whose tokens come from a vLLM server.
+"""Implements an engine whose tokens come from a vLLM server.
 
-    generate ─► POST /inference/v1/generate, streamed          one call, or more where weights end one
+    generate ─► POST /inference/v1/generate, streamed          one call, or more where new weights end one
     update   ─► staged by its workers ─► pause ─► load, verified by its workers ─► resume
 
-A server of our own that dies is started again. Until the trainer's weights are there, requests raise `EngineLost`,
-and a pool gives them to others.
+A server of our own that dies is restarted. Until it has the trainer's weights, requests raise `EngineLost`,
+and a pool gives them to other engines.
 """
 
 import asyncio
@@ -36,8 +36,9 @@ NO_VERSION = -1
 
 
 class VllmEngine:
-    """`server` is there. `adapters` is given where an adapter is trained: then a request keeps its version to its
-    end, and `drain` is the one interrupt. `layout` is given where experts are recorded, which go into `blobs`."""
+    """Generates on a `server` that is already running. With `adapters`, an adapter is trained: a request then
+    keeps its version until it ends, and `drain` is the only interrupt. With `layout`, experts are recorded
+    and stored in `blobs`."""
 
     progress_limit_s = SILENCE_S
 
@@ -56,7 +57,7 @@ class VllmEngine:
         self.name = name
         self.versions = dict(versions)
         self._base = next(iter(versions.values()))
-        """The version under which full weights came."""
+        """The version of the last full weights."""
         self._server = server
         self._max_context = max_context
         self._vocab_size = vocab_size
@@ -65,7 +66,7 @@ class VllmEngine:
         self._layout = layout
         self._flights: dict[str, Flight] = {}
         self._open = asyncio.Event()
-        """New calls may begin: no update is being loaded."""
+        """Set while new calls may begin, that is while no update is being loaded."""
         self._open.set()
         self._is_paused = False
         self._updating = asyncio.Lock()
@@ -73,7 +74,7 @@ class VllmEngine:
         self._closed = asyncio.Event()
         self._lost: EngineLost | None = None
         self._losing = asyncio.Event()
-        """Set when the server is lost, and made anew."""
+        """Set when the server is lost, and then replaced by a new event."""
         self._counters = dict.fromkeys(("tokens", "requests", "steps", "discarded_tokens", "drain_s"), 0.0)
         self._busy_s, self._busy_since = 0.0, 0.0
 
@@ -83,11 +84,11 @@ class VllmEngine:
 
     @property
     def server_pid(self) -> int | None:
-        """Of the server that it started; None where it joined one, or none is there."""
+        """Return the process id of the server that this engine started; None if it joined one or none runs."""
         return self._server.pid
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
-        """Chunks of the request's output. Closing the iterator cancels the request."""
+        """Yield chunks of the request's output. Closing the iterator cancels the request."""
         self._check_there()
         check_request(
             request,
@@ -108,14 +109,14 @@ class VllmEngine:
             self._end(flight)
 
     async def stage(self, update: WeightUpdate) -> None:
-        """Its workers fetch the weights while they generate."""
+        """Let the server's workers fetch the weights while they generate."""
         async with self._updating:
             self._check_update(update, self.interrupts[0])
             await self._stage(update)
 
     async def update(self, update: WeightUpdate, interrupt: Interrupt = "inflight") -> UpdateReceipt:
-        """Stage, unless that is done, pause, load, resume. A failure before the load leaves all as it is; one in
-        the middle costs the server."""
+        """Stage unless that is done, then pause, load and resume. A failure before the load changes nothing; a
+        failure during the load costs the server."""
         async with self._updating:
             self._check_update(update, interrupt)
             started = time.perf_counter()
@@ -142,13 +143,13 @@ class VllmEngine:
         )
 
     def progress(self) -> int | None:
-        """Events of the server so far, which come with its tokens; None while there is nothing that it should
-        compute. A server whose HTTP side answers may have a core that is stuck."""
+        """Return how many events the server has sent, which come with its tokens. Return None while it has
+        nothing to compute. This finds a server whose HTTP side answers while its core is stuck."""
         is_due = self._flights and not self._is_paused and self._lost is None
         return int(self._counters["steps"]) if is_due else None
 
     async def run(self) -> None:
-        """Watch the server until `close`. Each time it dies, start another, as often as the config allows."""
+        """Watch the server until `close`, and restart it each time it dies, as often as the config allows."""
         closing = asyncio.ensure_future(self._closed.wait())
         try:
             while True:
@@ -160,13 +161,13 @@ class VllmEngine:
                 if self._closed.is_set():
                     return
                 self._lose(dying.result())
-                async with self._updating:  # nobody updates a server that is not there
+                async with self._updating:  # no update may meet a server that is not running
                     await self._server.restart(NO_VERSION)
         finally:
             closing.cancel()
 
     async def close(self) -> None:
-        """Every request ends as cancelled, with the tokens that it has. Idempotent."""
+        """End every request as cancelled, with the tokens that it has. Idempotent."""
         if self._closed.is_set():
             return
         self._closed.set()
@@ -187,7 +188,7 @@ class VllmEngine:
             self._busy_s += time.perf_counter() - self._busy_since
 
     async def _call(self, flight: Flight) -> AsyncGenerator[Chunk, None]:
-        """One call of the server. Its last chunk has no reason where the request goes on with another call."""
+        """Run one call of the server. Its last chunk has no reason if another call continues the request."""
         await self._open.wait()
         self._check_there()
         request = flight.request
@@ -279,7 +280,7 @@ class VllmEngine:
         )
 
     async def _load(self, update: WeightUpdate) -> Loaded:
-        """While nothing is computed."""
+        """Load while the server computes nothing."""
         self._is_paused = True
         try:
             return await self._server.weights.load(update)
@@ -287,7 +288,7 @@ class VllmEngine:
             self._is_paused = False
 
     async def _take_adapter(self, update: WeightUpdate, stage_s: float) -> UpdateReceipt:
-        """Requests in flight keep the version that they began with; new ones have this one."""
+        """Switch new requests to the adapter's version. Running requests keep the version that they began with."""
         assert self._adapters is not None
         await self._adapters.load(self._server.client, update)
         self._lost = None
@@ -321,8 +322,8 @@ class VllmEngine:
             )
 
     def _lose(self, error: EngineLost) -> None:
-        """What the server served is gone. What comes after it has the weights of the model's folder: those below an
-        adapter, which never change."""
+        """Reset the versions after the server is lost. Its successor has the weights of the model's folder;
+        below an adapter these are the right ones, since they never change."""
         self._lost = error
         self._losing.set()
         self._losing = asyncio.Event()

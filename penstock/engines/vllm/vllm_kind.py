@@ -1,4 +1,4 @@
-"""The vLLM engine as a kind. The controller reads this without vLLM."""
+"""Registers the vLLM engine as a kind. The controller imports this without vLLM."""
 
 from typing import TYPE_CHECKING, get_args
 
@@ -11,13 +11,13 @@ if TYPE_CHECKING:
     from penstock.engines.config import EngineConfig
 
 CAPABILITIES = (*SAMPLING, "prefix_cache", "stop_strings")
-"""Of every vLLM engine."""
+"""Capabilities of every vLLM engine."""
 
 
 def interrupts(*, with_adapter: bool, with_routing: bool) -> tuple[Interrupt, ...]:
-    """An answer keeps the adapter that it began with, so an adapter's update waits for the answers' ends. What vLLM
-    computes again it computes with live routers, so where experts are recorded an update has nothing of an answer
-    computed again."""
+    """Return the interrupts that a vLLM engine supports. An answer keeps the adapter that it began with, so an
+    adapter's update waits for running answers to end. vLLM recomputes KV with live routers, so where experts
+    are recorded, interrupts that recompute parts of an answer are excluded."""
     if with_adapter:
         return ("drain",)
     every: tuple[Interrupt, ...] = get_args(Interrupt)

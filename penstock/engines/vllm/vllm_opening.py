@@ -1,4 +1,4 @@
-"""How a worker opens the vLLM engine: start a server or join one, and check it. Named in `engines/kinds.py`."""
+"""Opens the vLLM engine in a worker: starts or joins a server, and checks it."""
 
 import asyncio
 from typing import Any
@@ -31,7 +31,7 @@ SIZES = (
 
 
 async def open_vllm(parts: EngineParts) -> VllmEngine:
-    """A server of our own, or the one that `engine.vllm.urls` names for this engine."""
+    """Start a server, or join the one that `engine.vllm.urls` names for this engine."""
     section = parts.config.vllm
     process = None
     if not section.urls:

@@ -1,11 +1,11 @@
-"""The calls that bring new weights into a vLLM server: stage beside generation, load while it is paused.
+"""Brings new weights into a vLLM server by HTTP calls: stage beside generation, load while it is paused.
 
-The server's part is `penstock.vllm_plugin`. It answers with what happened instead of raising, since vLLM does not
+The server's part is `penstock.vllm_plugin`. It reports what happened instead of raising, since vLLM does not
 survive an update that raises. `sync.interrupt` decides how the server pauses:
 
-                   the pause                       answers in flight
-inflight           keep, the cache stays           are frozen, and go on with their keys and values
-inflight_recompute keep, the cache is cleared      are frozen, and compute their keys and values again
+                   the pause                       running answers
+inflight           keep, the cache stays           are frozen, then continue with their keys and values
+inflight_recompute keep, the cache is cleared      are frozen, then recompute their keys and values
 drain              wait                            end first; new requests wait meanwhile
 abort_resume       abort                           are ended; the engine asks again from their prefix
 abort_retry        abort                           are ended; the engine asks again from their prompt
@@ -26,32 +26,32 @@ from penstock.errors import EngineLost, PenstockError
 from penstock.records import Interrupt, WeightUpdate
 
 LOOK_S = 0.02
-"""How often workers that stage are asked."""
+"""How often workers are asked whether they have staged."""
 
 
 class HalfLoaded(PenstockError):
-    """An update failed while layers were being loaded: the server can't be used any more."""
+    """An update failed while layers were being loaded, so the server can't be used any more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What the workers say of a load."""
+    """Holds what the workers report of a load."""
 
     load_s: float
     verify_s: float
     unverified: tuple[str, ...]
-    """Tensors that were verified on arrival only."""
+    """Tensors that were verified only on arrival."""
 
 
 class WeightCalls:
-    """To one server."""
+    """Makes the calls for weights to one server."""
 
     def __init__(self, client: ServerClient, *, interface: str = "", token: str = "") -> None:
         self._client = client
         self._init = {"interface": interface, "token": token}
 
     async def open(self, version: int) -> None:
-        """Say where the trainer is, and the version of the weights that are there."""
+        """Tell the server where the trainer is, and which version its present weights have."""
         await self._client.post("/init_weight_transfer_engine", {"init_info": self._init})
         await self.name_version(version)
 
@@ -59,7 +59,7 @@ class WeightCalls:
         await self._client.post("/update_weight_version", {"new_version": str(version)})
 
     async def stage(self, update: WeightUpdate) -> None:
-        """Let every worker fetch the update. It goes on generating meanwhile."""
+        """Let every worker fetch the update while the server continues to generate."""
         if not update.tensors:
             return
         try:
@@ -74,12 +74,12 @@ class WeightCalls:
         _raise_first(answers)
 
     async def drop(self) -> None:
-        """Give up what is staged."""
+        """Discard the staged update."""
         await self._client.ask_workers("penstock_drop")
 
     async def load(self, update: WeightUpdate) -> Loaded:
-        """While the server is paused. Raises `HalfLoaded` where it can't be used any more; after any other error it
-        serves what it did."""
+        """Load the staged update while the server is paused. Raise `HalfLoaded` if the server can't be used any
+        more; after any other error it serves its previous weights."""
         if not update.tensors:
             await self.name_version(update.version)
             return Loaded(0.0, 0.0, ())
@@ -89,7 +89,7 @@ class WeightCalls:
         except HalfLoaded:
             raise
         except PenstockError as error:
-            raise HalfLoaded(f"nobody knows whether version {update.version} was loaded: {error}") from error
+            raise HalfLoaded(f"it is unknown whether version {update.version} was loaded: {error}") from error
         _raise_first(outcomes)
         return Loaded(
             max(each["load_s"] for each in outcomes),
@@ -98,7 +98,7 @@ class WeightCalls:
         )
 
     async def _start(self) -> None:
-        """Nothing is touched by this."""
+        """Begin an update in the server. This changes no weights."""
         try:
             await self._client.post("/start_weight_update")
         except EngineLost:
@@ -141,19 +141,19 @@ _QUERIES: dict[Interrupt, str] = {
 
 
 class Stall:
-    """How long a server stood still."""
+    """Records how long a server stood still."""
 
     def __init__(self) -> None:
         self.paused_at = 0.0
         self.pause_s = 0.0
-        """How long it took to come to a stop."""
+        """How long the server took to come to a stop."""
         self.stall_s = 0.0
 
 
 @asynccontextmanager
 async def paused(client: ServerClient, interrupt: Interrupt) -> AsyncIterator[Stall]:
-    """While the block runs, the server computes nothing. It goes on afterwards, unless its weights are neither the
-    old ones nor the new: then not another token may be sampled with them."""
+    """Keep the server paused while the block runs. It resumes afterwards, except when `HalfLoaded` leaves
+    weights that are neither the old nor the new ones: no further token may be sampled with them."""
     stall, started = Stall(), time.perf_counter()
     await client.post(f"/pause?{_QUERIES[interrupt]}")
     stall.paused_at = time.perf_counter()

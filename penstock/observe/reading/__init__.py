@@ -1,1 +1,1 @@
-"""Reads `RUN/events`: what `penstock view`, `report`, `trace` and `samples` show."""
+"""Reads `RUN/events`, for `penstock view`, `report`, `trace` and `samples`."""

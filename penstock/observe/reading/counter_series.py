@@ -1,4 +1,4 @@
-"""Counters of every process over time, as arrays."""
+"""Collects the counters of every process over time, as arrays."""
 
 from array import array
 from dataclasses import dataclass

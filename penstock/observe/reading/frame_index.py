@@ -1,4 +1,4 @@
-"""Finds single frames of a kind by their keys, without reading the others."""
+"""Finds single frames of a kind by their keys, without decoding the others."""
 
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ from penstock.observe.store.segments import (
 )
 
 
-class FramePlace(NamedTuple):
+class FrameLocation(NamedTuple):
     key: int
     segment: int
     start: int
@@ -25,24 +25,24 @@ class FramePlace(NamedTuple):
 
 
 class FrameIndex:
-    """Where the frames of a kind are, by their keys. Only their headers are looked at."""
+    """Knows where the frames of a kind are, by their keys. Only frame headers are parsed."""
 
     def __init__(self, folder: Path, kind: Kind) -> None:
         self._folder, self._kind = folder, kind
         self._decoder: Any = msgspec.msgpack.Decoder(FRAMES[kind])
         self._inodes: dict[int, int] = {}
         self._ends: dict[int, int] = {}
-        """How far each segment was looked at."""
+        """Offset up to which each segment was scanned."""
         self._newest = -1
-        """The one that may have grown since."""
+        """Number of the newest segment, which may have grown since."""
         self._heads: dict[int, SegmentHead] = {}
-        self.places: list[FramePlace] = []
-        """Oldest first."""
+        self.places: list[FrameLocation] = []
+        """The frames found, oldest first."""
 
     def refresh(self) -> None:
         there = {number: self._look(number) for number in segments_of(self._folder, self._kind)}
         gone = {number for number, inode in self._inodes.items() if there.get(number) != inode}
-        if gone:  # they made room, or were thinned
+        if gone:  # deleted to make room, or thinned
             self.places = [place for place in self.places if place.segment not in gone]
             self._ends = {number: end for number, end in self._ends.items() if number not in gone}
         self._inodes = {number: inode for number, inode in there.items() if inode}
@@ -55,15 +55,15 @@ class FrameIndex:
             self.places.sort(key=lambda place: (place.segment, place.start))
 
     def _look(self, number: int) -> int:
-        """Which file it is; 0 where there is none any more, or a shorter one."""
+        """Return the segment's inode: 0 if the file is gone, negative if it has become shorter."""
         try:
             found = segment_path(self._folder, self._kind, number).stat()
         except FileNotFoundError:
             return 0
         return found.st_ino if found.st_size >= self._ends.get(number, 0) else -found.st_ino
 
-    def read(self, place: FramePlace) -> ReadFrame | None:
-        """None when it made room meanwhile, or is damaged."""
+    def read(self, place: FrameLocation) -> ReadFrame | None:
+        """Read one frame; None if its segment was deleted meanwhile, or it is damaged."""
         try:
             with segment_path(self._folder, self._kind, place.segment).open("rb") as file:
                 file.seek(place.start)
@@ -76,8 +76,8 @@ class FrameIndex:
             return ReadFrame(turn=frame.turn, first=frame.first, records=frame.records, offset_s=offset_s)
         return None
 
-    def offset_s(self, place: FramePlace) -> float:
-        """What makes Unix times of the frame's event times."""
+    def offset_s(self, place: FrameLocation) -> float:
+        """Return the seconds that turn the frame's event times into Unix times."""
         return self._heads[place.segment].offset_s
 
     def _scan(self, number: int) -> None:
@@ -97,6 +97,6 @@ class FrameIndex:
             if start + at == 0:
                 self._heads[number] = checked_head(data[at + HEADER.size : end], self._folder)
             else:
-                self.places.append(FramePlace(key, number, start + at, end - at))
+                self.places.append(FrameLocation(key, number, start + at, end - at))
             at = end
         self._ends[number] = start + at

@@ -1,8 +1,8 @@
-"""A run as its event files tell it: while it goes on, after its end, and after it died.
+"""Reads a run from its event files: while it is running, after its end, and after it died.
 
 run = RunReading(Path("runs/demo"))
 while True:
-    run.refresh()          # what was written since
+    run.refresh()          # reads what was written since
     run.state.status()     # what the terminal shows
     run.steps.column("reward")
 """
@@ -49,26 +49,26 @@ from penstock.observe.store.segments import FOLDER, StepColumns, StoredStep, key
 from penstock.observe.store.session_number import read_head
 
 LOCK = ".lock"
-"""The file of a run folder that a running controller holds (`penstock.run.run_folder`)."""
+"""Lock file of a run folder, which a running controller holds (`penstock.run.run_folder`)."""
 MAX_SPANS = 20_000
 STATE_METRICS = ("staleness_mean", "staleness_max")
-"""What the state wants of every step; it gets the whole row of the last."""
+"""Metrics that the state needs of every step; of the last step it gets the whole row."""
 _time = attrgetter("time")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
-    """A run that was resumed has several."""
+    """Describes one session of a run; a resumed run has several."""
 
     began: float
     step: int
-    """The step that it went on from."""
+    """The step that the session began at."""
     ended: float = 0.0
-    """Or the time of its newest event."""
+    """When it ended; of the last session, the time of its newest event."""
 
 
 class RunReading:
-    """All times are seconds since the run's first session began."""
+    """Reads one run. All times are seconds since the run's first session began."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -84,9 +84,9 @@ class RunReading:
         self._spans = FrameIndex(events, "spans")
         self._events = events
         self.revision = 0
-        """Grows with everything that is read."""
+        """Grows whenever something new was read."""
         self.started_s: float | None = None
-        """Unix time of the beginning."""
+        """Unix time at which the run began."""
         self.state = RunState(makes_rows=False)
         self.config: dict[str, Any] = {}
         self.num_gpus = 0
@@ -105,15 +105,15 @@ class RunReading:
         self._time_sheet = TimeSheet()
         self._session = 0
         self._last_scored: int | None = None
-        """The row of the newest answer that was scored."""
+        """Row of the newest sample that was scored."""
 
     def refresh(self) -> bool:
-        """Read what was written since; whether there was anything."""
+        """Read what was written since the last call, and return whether there was anything."""
         with without_collection():
             return self._refresh()
 
     def _refresh(self) -> bool:
-        # Counters and samples before facts: what a fact of the same turn refers to is there.
+        # Counters and samples before facts, so that what a fact of the same turn refers to is there.
         frames = [("samples", frame) for frame in self._samples.read()]
         frames += [("other", frame) for frame in self._counters.read()]
         frames += [("other", frame) for frame in self._facts.read()]
@@ -136,12 +136,12 @@ class RunReading:
 
     @property
     def now(self) -> float:
-        """The time of the newest event."""
+        """Return the time of the newest event."""
         return self.state.now
 
     @property
     def is_running(self) -> bool:
-        """Whether a controller holds the folder."""
+        """Return whether a controller holds the folder's lock."""
         try:
             with (self.folder / LOCK).open("r") as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -153,11 +153,11 @@ class RunReading:
 
     @property
     def num_damaged(self) -> int:
-        """Files whose end could not be read, though newer ones are there."""
+        """Return how many files have an unreadable end although newer files exist."""
         return sum(one.num_damaged for one in (self._facts, self._counters, self._samples))
 
     def status(self) -> RunStatus:
-        """What the terminal shows."""
+        """Return what the terminal shows."""
         status = self.state.status()
         if status.last_sample is None or self._last_scored is None:
             return status
@@ -165,11 +165,11 @@ class RunReading:
         return replace(status, last_sample=replace(status.last_sample, text=text))
 
     def counters(self, process: str) -> dict[str, Series]:
-        """Every number of a process over time."""
         return self.counter_series.of(process)
 
     def tokens(self, step: int, group: int, episode: int) -> list[TokenTrace]:
-        """The samples of an answer that was trained in `step`, token by token; none where they are not kept."""
+        """Return the samples of an answer that was trained in `step`, token by token; empty if they are not
+        kept."""
         self._tokens.refresh()
         found: dict[int, TokenTrace] = {}
         for place in self._tokens.places:
@@ -181,7 +181,7 @@ class RunReading:
 
     @property
     def traced(self) -> list[tuple[int, int, int]]:
-        """Answers whose tokens are kept, as step, group and episode."""
+        """Return (step, group, episode) of every answer whose tokens are kept."""
         self._tokens.refresh()
         kept = {place.key for place in self._tokens.places}
         rows = self.samples.select()
@@ -192,7 +192,7 @@ class RunReading:
         ]
 
     def time_sheet(self) -> list[ProcessTime]:
-        """Where the time of the trainer and of each engine went while the run trained."""
+        """Return where the time of the trainer and of each engine went while the run trained."""
         return self._time_sheet.processes()
 
     def cost(self) -> Cost:
@@ -206,11 +206,10 @@ class RunReading:
 
     @property
     def tracks(self) -> list[tuple[str, str]]:
-        """Processes and their tracks, of all spans that are kept."""
+        """Return the (process, track) pairs of all spans that are kept."""
         return sorted({(span.process, span.track) for span in self.spans(limit=None)})
 
     def rows_of_drop(self, drop: Drop) -> Rows:
-        """The samples of a group that was dropped."""
         return self.samples.select(group=drop.group, drop=drop.reason)
 
     def spans(
@@ -222,7 +221,8 @@ class RunReading:
         track: str | None = None,
         limit: int | None = MAX_SPANS,
     ) -> list[Span]:
-        """Those that touch a stretch of time, by their start; of more than `limit` the longest."""
+        """Return the spans that touch a time range, sorted by start; if there are more than `limit`, the
+        longest."""
         found: list[Span] = []
         self._spans.refresh()
         for place in self._spans.places:
@@ -334,7 +334,8 @@ class RunReading:
 
 @contextmanager
 def without_collection() -> Iterator[None]:
-    """A long run is a million small records that stay: to look for cycles among them takes as long as reading."""
+    """Pause the garbage collector: the million small records of a long run all stay, and searching them for
+    cycles takes as long as reading them."""
     was_on = gc.isenabled()
     gc.disable()
     try:

@@ -1,4 +1,5 @@
-"""What a person should know of a run before they believe its numbers: rules with reasons, from the events alone."""
+"""Warns of what a person should know of a run before trusting its numbers: rules with reasons, from events
+alone."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,12 +10,12 @@ from penstock.observe.reading.run_reading import RunReading
 from penstock.observe.reading.step_table import Floats
 
 RECENT = 20
-"""Steps that stand for "now" and for "at first"."""
+"""Number of steps averaged for "now" and for "at first"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunWarning:
-    """`what` in a few words, `why` with its numbers, `fix` as something to do."""
+    """Says `what` is wrong in a few words, `why` with its numbers, and a `fix` to try."""
 
     what: str
     why: str
@@ -22,7 +23,7 @@ class RunWarning:
 
 
 def warnings_of(run: RunReading) -> list[RunWarning]:
-    """In the order in which one should look at them."""
+    """Return the warnings in the order in which to look at them."""
     rules = (_ended, _losses, _rewards, _parts, _signal, _drift, _lengths, _waits, _records)
     return [warning for rule in rules for warning in rule(run)]
 
@@ -32,7 +33,7 @@ def _ended(run: RunReading) -> Iterator[RunWarning]:
         yield RunWarning(
             what="the run did not end by itself",
             why=f"its last phase was {run.state.phase!r}, at step {run.state.step} of {run.state.steps_planned}",
-            fix=f"penstock doctor {run.folder} says how it is; penstock resume goes on from a checkpoint",
+            fix=f"penstock doctor {run.folder} diagnoses it; penstock resume resumes from a checkpoint",
         )
     for recovery in run.recoveries[-3:]:
         yield RunWarning(
@@ -84,7 +85,7 @@ def _rewards(run: RunReading) -> Iterator[RunWarning]:
 
 
 def _parts(run: RunReading) -> Iterator[RunWarning]:
-    """One reward that rises at another's cost."""
+    """Warn of a reward function that falls while the whole reward rises."""
     names = [
         name
         for name in run.steps.names
@@ -192,7 +193,7 @@ def _records(run: RunReading) -> Iterator[RunWarning]:
     if run.steps.num_undone:
         yield RunWarning(
             what=f"{run.steps.num_undone} steps were undone and trained again",
-            why="a trainer or the run went on from a checkpoint",
+            why="a trainer or the run resumed from a checkpoint",
             fix="nothing: each step counts once",
         )
     if run.num_damaged:
@@ -204,7 +205,7 @@ def _records(run: RunReading) -> Iterator[RunWarning]:
 
 
 def _ends(column: Floats) -> tuple[float, float]:
-    """Means of the first and of the last known values; NaN where there are none."""
+    """Return the means of the first and of the last known values; NaN if there are none."""
     known = column[np.isfinite(column)]
     if not known.size:
         return float("nan"), float("nan")

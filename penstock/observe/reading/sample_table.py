@@ -1,4 +1,4 @@
-"""Every sample of a run as columns, to count, filter and find them without their texts."""
+"""Keeps every sample of a run as columns, to count, filter and find samples without their texts."""
 
 from bisect import bisect_right
 from collections.abc import Callable
@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.observe.events import SampleEvent
-from penstock.observe.reading.frame_index import FrameIndex, FramePlace
+from penstock.observe.reading.frame_index import FrameIndex, FrameLocation
 from penstock.observe.store.segments import Texts
 
 Rows = npt.NDArray[np.int64]
@@ -23,7 +23,7 @@ COLUMNS = (
 
 
 class Codes:
-    """Names as small numbers; 0 is none."""
+    """Numbers names in order of appearance; 0 stands for no name."""
 
     def __init__(self) -> None:
         self.names: list[str] = [""]
@@ -38,12 +38,12 @@ class Codes:
         return code
 
     def find(self, name: str) -> int:
-        """-1: there is none."""
+        """Return the number of a name, or -1 if it is unknown."""
         return self._codes.get(name, -1)
 
 
 class SampleTable:
-    """Rows in the order in which they were told. `texts` finds their texts."""
+    """Keeps one row for each sample, in the order of the event files. `texts` finds their texts."""
 
     def __init__(self, texts: FrameIndex) -> None:
         self._texts = texts
@@ -51,11 +51,11 @@ class SampleTable:
         self._numbers: list[int] = []
         self._drop, self._task, self._failure, self._finish = Codes(), Codes(), Codes(), Codes()
         self._new: list[tuple[float, ...]] = []
-        """Values of `COLUMNS` that are in no column yet."""
+        """New rows of `COLUMNS`, not yet added to the columns."""
         self._columns: dict[str, npt.NDArray[Any]] = {}
         self._undone: set[int] = set()
         self._of_step: dict[int, list[int]] = {}
-        self._last_frame: tuple[FramePlace, list[Texts], int] | None = None
+        self._last_frame: tuple[FrameLocation, list[Texts], int] | None = None
 
     def __len__(self) -> int:
         return len(self._events)
@@ -85,7 +85,7 @@ class SampleTable:
         self._events.append(event)
 
     def undo(self, first_step: int) -> None:
-        """Steps from this one on were undone, and come again."""
+        """Mark the samples of this step and later ones as undone: the steps are trained again."""
         for step in [step for step in self._of_step if step >= first_step]:
             self._undone.update(self._of_step.pop(step))
 
@@ -107,7 +107,8 @@ class SampleTable:
 
     @property
     def columns(self) -> dict[str, npt.NDArray[Any]]:
-        """By name, a value for each row. `undone` marks samples of steps that were trained again later."""
+        """Return all columns by name, with a value for each row. `undone` marks samples of steps that were
+        trained again later."""
         if self._new or not self._columns:
             table = np.array(self._new, dtype=np.float64).reshape(-1, len(COLUMNS))
             self._new.clear()
@@ -132,8 +133,8 @@ class SampleTable:
         task: str | None = None,
         undone: bool = False,
     ) -> Rows:
-        """Rows that fit, oldest first. Ranges include both ends. `drop` is a reason, `any` or `none`; `undone` lets
-        in samples of steps that were trained again later."""
+        """Return matching rows, oldest first. Ranges include both ends. `drop` is a reason, `any` or `none`;
+        `undone` includes samples of steps that were trained again later."""
         if not len(self):
             return np.zeros(0, dtype=np.int64)
         columns = self.columns
@@ -161,7 +162,7 @@ class SampleTable:
     def histogram(
         self, name: str, rows: Rows | None = None, bins: int = 30
     ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
-        """Edges and counts of a column's known values. Whole numbers get bars of whole width."""
+        """Return the edges and counts of a column's known values. Integer columns get bars of integer width."""
         column = self.columns[name]
         values = (column if rows is None else column[rows]).astype(np.float64)
         values = values[np.isfinite(values)]
@@ -177,11 +178,11 @@ class SampleTable:
         return edges.astype(np.float64), counts.astype(np.int64)
 
     def head(self, row: int) -> SampleEvent:
-        """A sample without its texts."""
+        """Return a sample without its texts."""
         return self._events[row]
 
     def read(self, row: int) -> SampleEvent:
-        """A sample with its texts, where they are still kept."""
+        """Return a sample with its texts, if they are still kept."""
         event = self._events[row]
         texts = self._read_texts(self._numbers[row])
         if texts is None:
@@ -209,4 +210,4 @@ class SampleTable:
         return prompt, records[at].answer, records[at].message
 
 
-_key: Callable[[FramePlace], int] = lambda place: place.key  # noqa: E731
+_key: Callable[[FrameLocation], int] = lambda place: place.key  # noqa: E731

@@ -1,4 +1,4 @@
-"""Follows one kind of a run's event files: each call gives what was appended since."""
+"""Follows one kind of a run's event files: each call returns what was appended since the last."""
 
 import os
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from penstock.observe.store.segments import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadFrame:
-    """A frame, and when its session began: `offset_s` makes Unix times of its event times."""
+    """Holds a frame's records; `offset_s` turns their times into Unix times."""
 
     turn: int
     first: int
@@ -33,7 +33,7 @@ class ReadFrame:
 
 
 class SegmentFollower:
-    """Passes over what a crash has cut, and over segments that have made room for newer ones."""
+    """Reads new frames. Frames that a crash has cut are skipped, as are segments that were deleted to make room."""
 
     def __init__(self, folder: Path, kind: Kind) -> None:
         self._folder, self._kind = folder, kind
@@ -43,9 +43,9 @@ class SegmentFollower:
         self._head: SegmentHead | None = None
         self._inode = 0
         self._next = 0
-        """The number of the first record that has not been read."""
+        """Number of the first record that was not read yet."""
         self.num_damaged = 0
-        """Segments whose end could not be read, though newer ones are there."""
+        """Segments with an unreadable end although newer segments exist."""
 
     def read(self) -> list[ReadFrame]:
         frames: list[ReadFrame] = []
@@ -59,7 +59,7 @@ class SegmentFollower:
         return frames
 
     def _read_segment(self, frames: list[ReadFrame]) -> int:
-        """How many bytes at its end are no whole frame."""
+        """Append a segment's new frames to `frames`; return how many bytes at its end are no whole frame."""
         try:
             with segment_path(self._folder, self._kind, self._segment).open("rb") as file:
                 inode = os.fstat(file.fileno()).st_ino
@@ -67,7 +67,7 @@ class SegmentFollower:
                     self._inode, self._place, self._head = inode, 0, None
                 file.seek(self._place)
                 data = memoryview(file.read())
-        except FileNotFoundError:  # it made room meanwhile
+        except FileNotFoundError:  # deleted meanwhile to make room
             return 0
         start = 0
         if self._head is None:
@@ -105,7 +105,7 @@ def checked_head(payload: bytes, folder: Path) -> SegmentHead:
 
 
 def shift(record: Any, seconds: float) -> None:
-    """Move a record that was just read, and that nobody else has, to another clock."""
+    """Move a record to another clock, in place: it was just read, so no other part holds it."""
     msgspec.structs.force_setattr(record, "time", record.time + seconds)
     if isinstance(record, Span):
         msgspec.structs.force_setattr(record, "start", record.start + seconds)

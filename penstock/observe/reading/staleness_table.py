@@ -1,4 +1,4 @@
-"""How old the tokens were that a run trained on, and what another bound would have meant."""
+"""Counts how old the trained tokens were, and what another staleness bound would have meant."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -9,7 +9,7 @@ from penstock.observe.events import Drop, StalenessEvent
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgeBar:
-    """Tokens of one age. `generating` and `waiting` are how the age was gained, in steps, on average."""
+    """Counts tokens of one age. `generating` and `waiting` say how the age was gained, in steps, on average."""
 
     age: int
     tokens: int
@@ -19,19 +19,19 @@ class AgeBar:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoundCount:
-    """What a bound of `bound` would have meant for the run as it was: counts, no forecast of another run."""
+    """Counts what another bound would have meant for the run as it was. It does not predict another run."""
 
     bound: int
     groups_too_old: int
-    """Groups that were trained, with a token past the bound."""
+    """Trained groups with a token past the bound."""
     tokens_too_old: int
-    """Loss tokens that were trained, past the bound."""
+    """Trained loss tokens past the bound."""
     drops_spared: int
-    """Groups that were dropped as too old, and are within it."""
+    """Groups that were dropped as too old and are within this bound."""
 
 
 class StalenessTable:
-    """Steps of the surviving history."""
+    """Keeps the staleness of all steps that were not undone."""
 
     def __init__(self) -> None:
         self._events: dict[int, StalenessEvent] = {}
@@ -44,7 +44,7 @@ class StalenessTable:
         self._events[event.step] = event
 
     def cells(self, first_step: int | None = None, last_step: int | None = None) -> Counter[tuple[int, int]]:
-        """Loss tokens by (steps while generating, steps while waiting)."""
+        """Return loss tokens by (steps while generating, steps while waiting)."""
         cells: Counter[tuple[int, int]] = Counter()
         for event in self._between(first_step, last_step):
             for generating, waiting, tokens in event.tokens:
@@ -52,22 +52,22 @@ class StalenessTable:
         return cells
 
     def histogram(self, first_step: int | None = None, last_step: int | None = None) -> list[AgeBar]:
-        """By age, youngest first; ages without tokens in between are there, too."""
+        """Return a bar for each age, youngest first, also for ages without tokens in between."""
         by_age: dict[int, list[tuple[int, int, int]]] = {}
         for (generating, waiting), tokens in self.cells(first_step, last_step).items():
             by_age.setdefault(generating + waiting, []).append((generating, waiting, tokens))
         return [_bar(age, by_age.get(age, ())) for age in range(max(by_age, default=-1) + 1)]
 
     def generating(self, first_step: int | None = None, last_step: int | None = None) -> dict[int, int]:
-        """Tokens by the steps that went by while their group was generated."""
+        """Return tokens by the steps that passed while their group was generated."""
         return _marginal(self.cells(first_step, last_step), 0)
 
     def waiting(self, first_step: int | None = None, last_step: int | None = None) -> dict[int, int]:
-        """Tokens by the steps that went by while their group waited for its score and its step."""
+        """Return tokens by the steps that passed while their group waited for its score and its step."""
         return _marginal(self.cells(first_step, last_step), 1)
 
     def what_if(self, drops: Iterable[Drop] = ()) -> list[BoundCount]:
-        """For every bound up to the oldest token that was trained or dropped."""
+        """Return counts for every bound up to the age of the oldest token that was trained or dropped."""
         tokens, groups = Counter[int](), Counter[int]()
         for (generating, waiting), count in self.cells().items():
             tokens[generating + waiting] += count

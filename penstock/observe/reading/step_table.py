@@ -1,4 +1,4 @@
-"""The numbers of every step as columns, for curves over tens of thousands of steps."""
+"""Keeps the metrics of every step as columns, for curves over tens of thousands of steps."""
 
 from array import array
 from bisect import bisect_left
@@ -20,7 +20,7 @@ Axis = Literal["step", "time", "tokens"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bucket:
-    """Neighbouring points of a curve."""
+    """Merges neighbouring points of a curve."""
 
     x: float
     low: float
@@ -29,12 +29,12 @@ class Bucket:
 
 
 class ColumnBlock:
-    """Steps that have the same columns, which are most."""
+    """Holds the steps that have the same columns; most steps share one block."""
 
     def __init__(self, names: tuple[str, ...]) -> None:
         self.names = names
         self.rows = array("q")
-        """Which steps of the table."""
+        """Rows of the table that these steps have, ascending."""
         self._places = {name: place for place, name in enumerate(names)}
         self._values = bytearray()
 
@@ -43,13 +43,14 @@ class ColumnBlock:
         self._values += values
 
     def cut(self, size: int) -> None:
-        """Leave out rows from `size` on."""
+        """Remove the rows from `size` on."""
         while self.rows and self.rows[-1] >= size:
             self.rows.pop()
         del self._values[8 * len(self.names) * len(self.rows) :]
 
     def fill(self, column: Floats, name: str) -> None:
-        """Its values of a column into one of the whole table."""
+        """Write this block's values of the column `name` into `column`, which has a row for every step of the
+        table."""
         place = self._places.get(name)
         if place is not None and self.rows:
             column[np.frombuffer(self.rows, np.int64)] = np.frombuffer(self._values, "<f8").reshape(
@@ -63,7 +64,6 @@ class ColumnBlock:
         return dict(zip(self.names, np.frombuffer(values, "<f8").tolist(), strict=True))
 
     def values(self, row: int, names: Iterable[str]) -> dict[str, float]:
-        """Those of a step that it has."""
         start = 8 * len(self.names) * bisect_left(self.rows, row)
         places = ((name, self._places.get(name)) for name in names)
         return {
@@ -74,23 +74,23 @@ class ColumnBlock:
 
 
 class StepTable:
-    """Steps of the surviving history, in order: one that was undone is replaced by its repetition."""
+    """Keeps the steps that were not undone, in order: a step that is trained again replaces its earlier row."""
 
     def __init__(self) -> None:
         self._steps: list[StoredStep] = []
         self._numbers, self._times = array("q"), array("d")
         self._block_of: list[ColumnBlock] = []
-        """Of each step."""
+        """The block that holds each step."""
         self._by_names: dict[tuple[str, ...], ColumnBlock] = {}
         self._of_session: dict[int, ColumnBlock] = {}
-        """By the numbers that the present session has given to sets of columns."""
+        """Blocks by the number that the present session gave to their set of columns."""
         self.num_undone = 0
 
     def __len__(self) -> int:
         return len(self._steps)
 
     def begin_session(self) -> None:
-        """Columns are numbered anew."""
+        """Forget the column numbers of the last session: each session assigns its own."""
         self._of_session.clear()
 
     def add_columns(self, number: int, names: tuple[str, ...]) -> None:
@@ -123,7 +123,7 @@ class StepTable:
 
     @property
     def stored(self) -> Sequence[StoredStep]:
-        """Without their values, which are columns."""
+        """Return the steps without their metrics, which `column` and `row` return."""
         return self._steps
 
     @property
@@ -132,26 +132,26 @@ class StepTable:
 
     @property
     def times(self) -> Floats:
-        """When each ended."""
+        """Return when each step ended."""
         return np.array(self._times, dtype=np.float64)
 
     @property
     def names(self) -> list[str]:
-        """Of all columns that any step has, in the order of their first step."""
+        """Return the names of all columns, in the order of the first step that has them."""
         return list(dict.fromkeys(name for names in self._by_names for name in names))
 
     def row(self, index: int) -> dict[str, float]:
-        """A step as a line of `metrics.jsonl` has it."""
+        """Return a step's metrics, as its line in `metrics.jsonl` has them."""
         index = range(len(self._steps))[index]
         return self._block_of[index].row(index)
 
     def values(self, index: int, names: Iterable[str]) -> dict[str, float]:
-        """Some numbers of a step, as far as it has them."""
+        """Return the named metrics that the step has."""
         index = range(len(self._steps))[index]
         return self._block_of[index].values(index, names)
 
     def column(self, name: str) -> Floats:
-        """Its value at each step; NaN where a step has none."""
+        """Return a metric's value at each step; NaN where a step has none."""
         column = np.full(len(self._steps), np.nan)
         for block in self._by_names.values():
             block.fill(column, name)
@@ -168,7 +168,8 @@ class StepTable:
                 return np.cumsum(np.nan_to_num(self.column("answer_tokens_mean")) * counts)
 
     def thinned(self, name: str, x: Axis = "step", buckets: int = 500) -> list[Bucket]:
-        """A curve in at most so many pieces, with the extremes of each. Points without a value are left out."""
+        """Return a curve in at most `buckets` pieces, with the extremes of each. Steps without a value are left
+        out."""
         values, at = self.column(name), self.axis(x)
         known = np.isfinite(values)
         values, at = values[known], at[known]

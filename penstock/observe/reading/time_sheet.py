@@ -1,12 +1,12 @@
-"""Where the time of every process went while the run trained, by one definition; its parts add up to all of it.
+"""Splits the time of every process while the run trained by what it did. The parts add up to the whole.
 
-The trainer works in forward, backward and optimizer (`penstock.observe.usage`); copies weights (`sync`); does what
-else a step needs (`other`: packing, metrics, sending plans, records on their way to the disk); waits for groups, by
-what the last of them was doing (`wait: …`); and is between two steps (`between steps`: checkpoints, a trainer that
-is gone).
+The trainer works in forward, backward and optimizer (`penstock.observe.usage`); copies weights (`sync`); does
+what else a step needs (`other`: packing, metrics, sending plans, making records durable); waits for groups,
+split by what the last of them was doing (`wait: …`); and is between two steps (`between steps`: checkpoints,
+or no trainer).
 
-An engine works in forward passes; stands still for new weights (`sync`); has nothing to do, by what keeps groups
-from being admitted (`idle: …`); and has requests, but no pass (`between passes`).
+An engine runs forward passes (`work`); stands still for new weights (`sync`); has no requests, split by what
+keeps groups from being admitted (`idle: …`); and has requests but runs no pass (`between passes`).
 """
 
 from collections import defaultdict
@@ -23,12 +23,12 @@ CAUSES = {
     "lag": "idle: waits for new weights",
     "": "idle: tools and rewards run",
 }
-"""What an engine without requests waits for, by what blocks admission; "": nothing does."""
+"""What an engine without requests waits for, by what blocks admission; "": nothing blocks it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessTime:
-    """`parts` add up to `total_s`: the time in which the run trained."""
+    """Splits a process's time while the run trained; `parts` add up to `total_s`."""
 
     process: str
     total_s: float
@@ -40,7 +40,7 @@ class ProcessTime:
 
 
 class EngineTime:
-    """One engine's counters, between the beginning and the end of training."""
+    """Adds up one engine's busy and idle time while the run trains."""
 
     def __init__(self) -> None:
         self.busy_s = 0.0
@@ -49,14 +49,15 @@ class EngineTime:
         self._time: float | None = None
 
     def pause(self) -> None:
-        """Training is interrupted: what happens until it goes on does not count."""
+        """Stop counting while training is interrupted."""
         self._reading = self._time = None
 
     def read(self, time: float, values: Mapping[str, float], causes: Mapping[str, float]) -> None:
-        """`causes` are shares of the time since the last reading in which admission was blocked."""
+        """Take an engine's counters. `causes` are shares of the time since the last reading in which admission
+        was blocked."""
         busy = values["busy_s"]
         if self._reading is not None and self._time is not None:
-            # A process that was started again counts from zero.
+            # A restarted process counts from zero.
             self.busy_s += busy - self._reading if busy >= self._reading else busy
             if not values.get("running", 0) + values.get("waiting", 0):
                 length = time - self._time
@@ -66,7 +67,7 @@ class EngineTime:
 
 
 class TimeSheet:
-    """Fed with a run's events."""
+    """Builds the time sheet from a run's events."""
 
     def __init__(self) -> None:
         self._trainer: defaultdict[str, float] = defaultdict(float)
@@ -99,7 +100,7 @@ class TimeSheet:
         return self._training_s + (0.0 if self._since is None else self._now - self._since)
 
     def processes(self) -> list[ProcessTime]:
-        """The trainer, then the engines. Nothing before training has begun."""
+        """Return the trainer's time, then the engines'. Empty before training has begun."""
         total = self.training_s
         if total <= 0:
             return []
@@ -141,7 +142,7 @@ class TimeSheet:
             self._trainer[f"wait: {cause}"] += seconds
 
     def _on_controller(self, event: Counters) -> None:
-        """Which causes have blocked admission since the last look, as shares of the time."""
+        """Compute which share of the time each cause has blocked admission since the last report."""
         blocked = {cause: event.values.get(f"blocked_{cause}_s", 0.0) for cause in CAUSES if cause}
         if self._looked is not None and event.time > self._looked:
             length = event.time - self._looked
@@ -154,7 +155,7 @@ class TimeSheet:
 
 
 def fitted(parts: Mapping[str, float], total: float) -> dict[str, float]:
-    """Parts that were measured, made smaller where together they are more than the whole."""
+    """Scale measured parts down where their sum exceeds the total."""
     measured = sum(parts.values())
     scale = min(1.0, total / measured) if measured > 0 else 1.0
     return {name: seconds * scale for name, seconds in parts.items() if seconds > 0}
@@ -164,11 +165,11 @@ def fitted(parts: Mapping[str, float], total: float) -> dict[str, float]:
 class Cost:
     num_gpus: int
     gpu_hours: float
-    """From the beginning of every session to its end, whatever the GPUs did meanwhile."""
+    """Counted from the beginning of every session to its end, whatever the GPUs did meanwhile."""
     tokens: float
-    """Generated while the run trained."""
+    """Tokens that the engines generated."""
     tokens_per_gpu_hour: float | None
-    """None without a GPU."""
+    """None if the run uses no GPU."""
     price: float | None
     """None where `observe.gpu_hour_price` is not set."""
 

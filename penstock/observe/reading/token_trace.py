@@ -1,4 +1,4 @@
-"""The tokens of one sample that was trained, side by side."""
+"""Aligns everything known of each token of a trained sample."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,12 +10,13 @@ import numpy.typing as npt
 from penstock.observe.events import TokensEvent
 
 UNKNOWN = 255
-"""In `clipped`: the token is not in the loss, or the loss does not clip."""
+"""Value in `clipped` of a token that is not in the loss, or of a loss that does not clip."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TokenTrace:
-    """Aligned arrays over all tokens of a sample, context included. What only loss tokens have is NaN elsewhere."""
+    """Holds aligned arrays over all tokens of a sample, context included. Values that only loss tokens have are
+    NaN elsewhere."""
 
     step: int
     group: int
@@ -35,14 +36,14 @@ class TokenTrace:
     """The trainer's logprob minus the engine's."""
     ratios: npt.NDArray[np.float32]
     weights: npt.NDArray[np.float32]
-    """What corrections made of the token."""
+    """Weight that corrections gave the token."""
     advantages: npt.NDArray[np.float32]
     clipped: npt.NDArray[np.uint8]
-    """1 or 0; `UNKNOWN` where there is none."""
+    """1 or 0, or `UNKNOWN`."""
 
     @property
     def worst(self) -> int | None:
-        """Where engine and trainer differ most; None where nothing is known."""
+        """Return the index at which engine and trainer differ most; None if no gap is known."""
         sizes = np.abs(self.gaps)
         return int(np.nanargmax(sizes)) if np.isfinite(sizes).any() else None
 

@@ -1,1 +1,1 @@
-"""A run's events on disk: `RUN/events`."""
+"""Stores a run's events on disk: `RUN/events`."""

@@ -1,8 +1,8 @@
-"""Writes every event of a run into `RUN/events`, as `segments` describes it.
+"""Writes every event of a run into `RUN/events`, in the format of `segments`.
 
-What is told often is bounded: when counters or spans have filled their budget, their oldest segment goes; of
-samples, texts and tokens an even share of all old ones stays. Facts never go, and a drop is a fact: whatever
-becomes of its texts, that it happened, why, and what it cost stay.
+Frequent events are bounded: when counters or spans have filled their budget, their oldest segment is deleted;
+of samples, texts and tokens an even share of all old ones stays. Facts are never deleted, and a drop is a
+fact: even when its texts are gone, that it happened, why, and what it cost stay known.
 """
 
 import functools
@@ -47,15 +47,15 @@ from penstock.observe.store.session_number import next_session
 FLUSH_S = 0.5
 FLUSH_EVENTS = 2_000
 AT_ONCE = frozenset({StepEvent, Drop, PhaseEvent, CheckpointEvent})
-"""Written when they are told, with all that was told before."""
+"""Event types that are written at once, with all events before them."""
 SESSION_RECORDS = 1 << 32
-"""Records are numbered from here on in each session."""
+"""Each session numbers its records from its own multiple of this."""
 SAMPLES_SHARE, COUNTERS_SHARE = 0.2, 0.2
-"""Of a budget: samples beside their texts, counters beside spans."""
+"""Shares of a budget: samples beside their texts, counters beside spans."""
 
 
 def budgets(*, samples_mb: float, tokens_mb: float, spans_mb: float) -> dict[Kind, int]:
-    """Bytes of each kind; 0 keeps none."""
+    """Return the byte budget of each kind; 0 keeps none."""
     samples, tokens, spans = (int(size * 1e6) for size in (samples_mb, tokens_mb, spans_mb))
     return {
         "counters": int(spans * COUNTERS_SHARE),
@@ -67,8 +67,8 @@ def budgets(*, samples_mb: float, tokens_mb: float, spans_mb: float) -> dict[Kin
 
 
 class EventStore(Reader):
-    """`penstock.observe.event_stream.Reader`. It is subscribed after `state`, whose row of a step it
-    keeps."""
+    """Stores events, as a `penstock.observe.event_stream.Reader`. It must subscribe after `state`, whose row of
+    a step it stores."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class EventStore(Reader):
             SampleEvent: self._add_sample,
             StepEvent: self._add_step,
         }
-        """Where events go; those of other kinds are facts."""
+        """How each event type is stored; other types are facts."""
 
     def on(self, event: AnyEvent) -> None:
         if not self._writers:
@@ -115,7 +115,7 @@ class EventStore(Reader):
             self.flush()
 
     def flush(self) -> None:
-        """Write what waits, a frame for each kind that has something."""
+        """Write the waiting records, one frame for each kind that has any."""
         for kind, records in self._waiting.items():
             if records:
                 self._writers[kind].write(self._turn, records)
@@ -130,7 +130,7 @@ class EventStore(Reader):
             writer.close()
 
     def _open(self, event: AnyEvent) -> None:
-        """The first event tells which clock the run has."""
+        """Open a writer for each kind. The first event shows which clock the run uses."""
         offset_s = event.wall_s - event.time if isinstance(event, RunEvent) else self._wall() - event.time
         began_s = offset_s + event.time
         for kind in KINDS:
@@ -147,7 +147,7 @@ class EventStore(Reader):
             )
 
     def _add_counters(self, event: Counters) -> None:
-        if event.values:  # otherwise a heartbeat
+        if event.values:  # an event without values is a heartbeat
             self._add("counters", event)
 
     def _add(self, kind: Kind, record: msgspec.Struct) -> None:

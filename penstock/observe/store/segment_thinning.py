@@ -1,10 +1,10 @@
-"""How samples make room: what is old gets thinner, and no part of a run goes whole.
+"""Makes room by thinning old samples, so that every part of a run keeps some.
 
     budget   [ every 2ⁿth frame of all that is older ][ the newest half, whole ]
 
-When the budget is spent, segments that are no longer among the newest are thinned to the level of the old ones, and
-put together with them. When that is not enough, the level rises: of all old frames every second goes. Frames are
-copied as they are, so this costs about as much as the bytes that are moved.
+When the budget is spent, segments that have left the newest half are thinned to the level of the old ones and
+joined with them. When that is not enough, the level rises: every second frame of all old ones is dropped.
+Frames are copied as they are, so this costs about as much as moving their bytes.
 """
 
 import os
@@ -17,12 +17,12 @@ import msgspec
 from penstock.observe.store.segments import HEADER, MAX_FRAME, SegmentHead, packed
 
 MAX_LEVEL = 40
-"""Of so many halvings hardly a frame is left: then the budget is too small for this."""
+"""After so many halvings hardly a frame is left: the budget is too small for thinning."""
 
 
 @dataclass(frozen=True, slots=True)
 class WholeSegment:
-    """A segment in memory: its head, and its frames as they are written."""
+    """Holds a segment in memory: its head, and its frames in their written form."""
 
     head: SegmentHead
     frames: tuple[bytes, ...]
@@ -32,7 +32,7 @@ class WholeSegment:
         return len(_packed_head(self.head)) + sum(map(len, self.frames))
 
     def thinned(self, level: int) -> "WholeSegment":
-        """Every 2ⁿth frame, beginning with the first; n are the levels that it lacks."""
+        """Keep every 2ⁿth frame, beginning with the first, to raise the segment by n levels to `level`."""
         if level == self.head.thinned:
             return self
         every = 1 << (level - self.head.thinned)
@@ -43,7 +43,7 @@ class WholeSegment:
 
 
 def read_segment(path: Path) -> WholeSegment | None:
-    """None where there is no whole head. What a crash has cut at its end is left out."""
+    """Read a segment without an incomplete frame at its end; None if it has no whole head."""
     data = path.read_bytes()
     found, at = [], 0
     while at + HEADER.size <= len(data):
@@ -60,7 +60,7 @@ def read_segment(path: Path) -> WholeSegment | None:
 
 
 def write_segment(path: Path, segment: WholeSegment) -> None:
-    """In place of the one that is there: whoever reads finds the one or the other, whole."""
+    """Replace a segment atomically: a reader finds the old one or the new one, whole."""
     part = path.with_name(path.name + ".part")
     file = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     try:
@@ -74,8 +74,8 @@ def write_segment(path: Path, segment: WholeSegment) -> None:
 
 
 def thin_out(paths: Sequence[Path], room: int, segment_bytes: int) -> None:
-    """Thin these segments, oldest first, until they take at most `room` bytes; each is at most `segment_bytes` long
-    then, or a frame."""
+    """Thin these segments, given oldest first, until they take at most `room` bytes. Each is then at most
+    `segment_bytes` long, or holds a single frame."""
     there = [(path, segment) for path in paths if (segment := read_segment(path)) is not None]
     before = dict(there)
     level = max((segment.head.thinned for _, segment in there), default=0)
@@ -96,7 +96,7 @@ def thin_out(paths: Sequence[Path], room: int, segment_bytes: int) -> None:
 
 
 def _joined(segments: Sequence[tuple[Path, WholeSegment]], limit: int) -> list[tuple[Path, WholeSegment]]:
-    """Those of one session that follow each other, as few as the limit allows."""
+    """Join neighbouring segments of one session into as few as the limit allows."""
     made: list[tuple[Path, WholeSegment]] = []
     for path, segment in segments:
         before = made[-1][1] if made else None

@@ -1,4 +1,4 @@
-"""One kind of records into its segments: the newest grows; when the budget is spent, old ones go or get thinner."""
+"""Writes one kind of records into segments. When the budget is spent, old segments are deleted or thinned."""
 
 import contextlib
 from collections.abc import Sequence
@@ -20,16 +20,16 @@ from penstock.observe.store.segments import (
     segments_of,
     span_key,
 )
-from penstock.observe.writers.patient_lines import PatientLines
+from penstock.observe.writers.buffered_lines import BufferedLines
 
 SEGMENT_BYTES = 8 << 20
 SEGMENTS_OF_A_BUDGET = 8
-"""A budget is spent in at least so many segments, so that little goes at a time."""
+"""A budget is spent in at least this many segments, so that little is deleted at a time."""
 
 
 class SegmentWriter:
-    """`number` is the first segment that it makes, when there is something to write. `max_bytes` is for all
-    segments of its kind, those of earlier sessions included; None keeps all."""
+    """Writes segments from `number` on; the first is made when there is something to write. `max_bytes` bounds
+    all segments of the kind, those of earlier sessions included; None keeps all."""
 
     def __init__(
         self, folder: Path, head: SegmentHead, *, number: int, first: int, max_bytes: int | None
@@ -43,9 +43,9 @@ class SegmentWriter:
         self._max_bytes = max_bytes
         limit = SEGMENT_BYTES if max_bytes is None else max_bytes // SEGMENTS_OF_A_BUDGET
         self._segment_bytes = min(SEGMENT_BYTES, limit)
-        self._lines: PatientLines | None = None
+        self._lines: BufferedLines | None = None
         self._size = 0
-        for left in folder.glob(f"{self._kind}-*.seg.part"):  # by a crash
+        for left in folder.glob(f"{self._kind}-*.seg.part"):  # left by a crash
             left.unlink()
         self._sizes = {
             there: segment_path(folder, self._kind, there).stat().st_size
@@ -53,7 +53,7 @@ class SegmentWriter:
         }
 
     def write(self, turn: int, records: Sequence[msgspec.Struct]) -> None:
-        """As few frames as their kind allows. A full disk delays them."""
+        """Write records in as few frames as their kind allows. A full disk delays them."""
         size = RECORDS_OF_A_FRAME.get(self._kind, len(records))
         for start in range(0, len(records), size):
             self._write(turn, records[start : start + size])
@@ -85,24 +85,25 @@ class SegmentWriter:
             return self._encoder.encode(_encodable(msgspec.to_builtins(frame, builtin_types=(bytes,))))
 
     def _begin(self) -> None:
-        """Another segment, unless the disk is full: then this one grows past its limit for a while."""
+        """Begin another segment, unless the disk is full: then the current one grows past its limit for a while."""
         if self._lines is not None:
             if not self._lines.are_written:
                 return
             self._lines.close()
         self._number += 1
-        self._lines = PatientLines(segment_path(self._folder, self._kind, self._number))
+        self._lines = BufferedLines(segment_path(self._folder, self._kind, self._number))
         self._lines.add(self._head)
         self._size = len(self._head)
 
     def _make_room(self, budget: int) -> None:
         if self._kind in THINNED:
-            with contextlib.suppress(OSError):  # no room to copy anything: the oldest go
+            with contextlib.suppress(OSError):  # no room to copy anything: delete the oldest instead
                 self._thin(budget)
         self._drop_oldest(budget)
 
     def _thin(self, budget: int) -> None:
-        """The newest half stays as it is. Room is made for a segment, so that this is not done for every frame."""
+        """Thin what is older than the newest half. It frees room for a whole segment, so that not every frame
+        needs this."""
         newest, old = 0, []
         for number in sorted(self._sizes, reverse=True):
             newest += self._sizes[number]
@@ -116,7 +117,7 @@ class SegmentWriter:
         self._sizes = {number: size for number, size in self._sizes.items() if size}
 
     def _drop_oldest(self, budget: int) -> None:
-        """Until what is left keeps to the budget. The one that grows stays."""
+        """Delete the oldest segments until the rest fits the budget. The segment being written stays."""
         while len(self._sizes) > 1 and sum(self._sizes.values()) > budget:
             oldest = min(self._sizes)
             segment_path(self._folder, self._kind, oldest).unlink(missing_ok=True)

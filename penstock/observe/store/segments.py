@@ -1,4 +1,4 @@
-"""The files of `RUN/events`: segments of frames, each readable by itself.
+"""Defines the files of `RUN/events`: segments of frames, each readable by itself.
 
     facts-000000.seg   steps, drops, updates, evaluations, lines, configs   kept for good
     counters-…         numbers of every process, twice a second             the newest within a budget
@@ -8,11 +8,11 @@
     tokens-…           tokens of a few answers a step, as columns           (`segment_thinning`)
 
 A frame is its length and its CRC-32 (4 bytes each), a key (8 bytes), all little-endian, then a msgpack array.
-Frames are only appended, so whoever reads sees whole frames while a run goes on, and a crash costs at most the last
-one. A file that was thinned is a new one under its old name, in which some frames are missing. A session never
-appends to a file of an earlier one, so what a crash has cut is always a file's end. All but facts are compressed
-(zlib). The keys of texts (the number of the first), of tokens (the step) and of spans (their times) let one find a
-frame without reading the others.
+Frames are only appended, so a reader sees whole frames while the run writes, and a crash costs at most the
+last one. Thinning replaces a file by a new one of the same name with fewer frames. A session never appends to
+a file of an earlier one, so a frame that a crash has cut is always at a file's end. All kinds but facts are
+compressed (zlib). The keys of texts (the number of the first), of tokens (the step) and of spans (their
+times) let a reader find a frame without reading the others.
 """
 
 import re
@@ -52,39 +52,39 @@ COMPRESSED = ("counters", "spans", "samples", "texts", "tokens")
 HEADER = struct.Struct("<IIQ")
 _MAX_HUNDREDTHS = (1 << 32) - 1
 MAX_FRAME = 1 << 28
-"""Bytes: a longer one is none of ours, but damage."""
+"""Bytes; a longer frame is damaged."""
 NAME = re.compile(rf"({'|'.join(KINDS)})-(\d{{6,}})\.seg")
 RECORDS_OF_A_FRAME: dict[Kind, int] = {"samples": 64, "texts": 64, "tokens": 1}
-"""At most, where single records are looked up, or frames go one by one."""
+"""Most records in a frame, for kinds whose records are read or deleted one frame at a time."""
 THINNED: tuple[Kind, ...] = ("samples", "texts", "tokens")
-"""Kinds of which every part of a run keeps a share. Of the others only the newest stay."""
+"""Kinds of which every part of a run keeps a share. Of counters and spans only the newest stay."""
 
 
 class SegmentHead(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """The first frame of a segment."""
+    """Describes a segment in its first frame."""
 
     format: int
     kind: str
     session: int
-    """How many sessions the run had before: one that is resumed has several."""
+    """How many sessions the run had before; a resumed run has several."""
     offset_s: float
-    """What makes Unix times of its event times."""
+    """Add this to an event time to get a Unix time."""
     began_s: float = 0.0
     """When the session began, in Unix time."""
     thinned: int = 0
-    """How often every second of its frames went, to make room."""
+    """How many times every second frame was dropped to make room."""
 
 
 class StepColumns(msgspec.Struct, frozen=True, kw_only=True, tag=True, array_like=True):
-    """The names of a step's numbers, told before the first step that has them."""
+    """Names the numbers of a step, before the first step that has them."""
 
     number: int
     names: tuple[str, ...]
 
 
 class StoredStep(Event, frozen=True, kw_only=True, array_like=True):
-    """A `StepEvent` whose metrics are the whole row of `metrics.jsonl`, as values of `StepColumns`: little-endian
-    float64."""
+    """Stores a `StepEvent` whose metrics are the whole row of `metrics.jsonl`, as values of `StepColumns`:
+    little-endian float64."""
 
     step: int
     reward: float
@@ -101,10 +101,10 @@ class StoredStep(Event, frozen=True, kw_only=True, array_like=True):
 
 
 class Texts(msgspec.Struct, frozen=True, kw_only=True, tag=True, array_like=True):
-    """Of the sample of the same number."""
+    """Holds the texts of the sample with the same number."""
 
     prompt: str | None
-    """None: that of the sample before it in the frame."""
+    """None: the same as that of the sample before it in the frame."""
     answer: str
     message: str
 
@@ -127,12 +127,12 @@ Fact = (
 
 
 class Frame(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """What was written at once."""
+    """Holds records that were written at once."""
 
     turn: int
-    """Frames of several kinds that were written together have the same, and later ones have a larger one."""
+    """Grows with every flush; frames of several kinds that were written together have the same turn."""
     first: int
-    """The number of the first record: records of a kind are counted over the whole run."""
+    """Number of the first record; the records of a kind are counted over the whole run."""
 
 
 class FactFrame(Frame, frozen=True, kw_only=True, array_like=True):
@@ -175,19 +175,19 @@ def segment_path(folder: Path, kind: Kind, number: int) -> Path:
 
 
 def segments_of(folder: Path, kind: Kind) -> list[int]:
-    """The numbers of the segments that are there, oldest first."""
+    """Return the numbers of the segments in a folder, oldest first."""
     names = (NAME.fullmatch(path.name) for path in folder.iterdir())
     return sorted(int(name[2]) for name in names if name is not None and name[1] == kind)
 
 
 def span_key(spans: Sequence[Span]) -> int:
-    """When the first of them began and the last ended, in hundredths of a second."""
+    """Pack the start of the first span and the end of the last into one key, in hundredths of a second."""
     first, last = min(span.start for span in spans), max(span.time for span in spans)
     return _hundredths(first) << 32 | min(_hundredths(last) + 1, _MAX_HUNDREDTHS)
 
 
 def key_times(key: int) -> tuple[float, float]:
-    """The times of a key of spans: not after the first began, and not before the last ended."""
+    """Return the time range of a key of spans, rounded outwards."""
     return (key >> 32) / 100, (key & _MAX_HUNDREDTHS) / 100
 
 
@@ -196,14 +196,14 @@ def _hundredths(seconds: float) -> int:
 
 
 def packed(payload: bytes, kind: str, key: int = 0) -> bytes:
-    """A frame as it is written."""
+    """Return a frame as it is written."""
     if kind in COMPRESSED:
         payload = zlib.compress(payload, 1)
     return HEADER.pack(len(payload), zlib.crc32(payload), key) + payload
 
 
 def unpacked(data: bytes | memoryview, kind: str, start: int = 0) -> Iterator[tuple[int, bytes]]:
-    """Every whole frame from `start` on: where it ends, and what is in it. Nothing after one that is damaged."""
+    """Yield every whole frame from `start` on as (end, payload), and stop at a damaged one."""
     size = len(data)
     while start + HEADER.size <= size:
         length, checksum, _ = HEADER.unpack_from(data, start)

@@ -1,4 +1,4 @@
-"""How many sessions a run had, as its event files tell."""
+"""Counts the sessions that a run had, from its event files."""
 
 from pathlib import Path
 
@@ -7,11 +7,11 @@ import msgspec
 from penstock.observe.store.segments import HEADER, SegmentHead, segment_path, segments_of, unpacked
 
 HEAD_BYTES = 4096
-"""The first frame of a segment is shorter."""
+"""Bytes to read for a segment's first frame, which is shorter."""
 
 
 def next_session(folder: Path) -> int:
-    """The number of a session that begins: 0, or one after the newest that has written facts."""
+    """Return the number of a new session: 0, or one after the newest that has written facts."""
     for number in reversed(segments_of(folder, "facts")):
         head = read_head(segment_path(folder, "facts", number))
         if head is not None:
@@ -20,7 +20,7 @@ def next_session(folder: Path) -> int:
 
 
 def read_head(path: Path) -> SegmentHead | None:
-    """None where it is not written yet, or the file went meanwhile."""
+    """Read a segment's head; None if it is not written yet, or the file was deleted meanwhile."""
     try:
         with path.open("rb") as file:
             data = file.read(HEAD_BYTES)

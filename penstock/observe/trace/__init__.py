@@ -1,1 +1,1 @@
-"""A run as a trace for Perfetto: `RUN/trace.pftrace`."""
+"""Writes a run as a trace for Perfetto: `RUN/trace.pftrace`."""

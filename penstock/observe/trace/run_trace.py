@@ -1,5 +1,5 @@
-"""`penstock trace`: one track for each slot and stage, counters, and arrows from a rollout to the step that trained
-on it and from a step to the update that brought its weights to an engine."""
+"""Writes the trace of `penstock trace`: one track for each slot and stage, counters, and arrows from a rollout
+to the step that trained on it and from a step to the update that brought its weights to an engine."""
 
 import re
 from collections import defaultdict
@@ -18,7 +18,7 @@ REQUEST = re.compile(r"g(\d+)\.")
 COUNTED = ("running", "waiting", "outstanding", "generating", "scoring", "ready", "free_blocks")
 """Counters that rise and fall."""
 OF_STEPS = ("reward", "staleness_mean", "ess", "kl")
-"""Metrics of steps that are drawn beside them."""
+"""Metrics of steps that are drawn as counters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class TraceReport:
 
 @dataclass(slots=True, kw_only=True)
 class Flows:
-    """Arrows that leave and reach each span, by its place in a list."""
+    """Holds the arrows that leave and reach each span, by the span's index in a list."""
 
     leaving: defaultdict[int, list[int]]
     arriving: defaultdict[int, list[int]]
@@ -44,7 +44,7 @@ class Flows:
 
 
 def write_trace(run: RunReading, path: Path | None = None) -> TraceReport:
-    """All spans that are kept. Whatever stood at `path` is replaced when the trace is whole."""
+    """Write all spans that are kept. The file at `path` is replaced once the trace is whole."""
     path = path or run.folder / NAME
     unnamed = path.with_name(f".{path.name}.new")
     spans = run.spans(limit=None)
@@ -69,7 +69,7 @@ def write_trace(run: RunReading, path: Path | None = None) -> TraceReport:
 
 
 def connect(spans: list[Span], run: RunReading) -> Flows:
-    """Which spans arrows connect."""
+    """Connect rollouts with the steps that trained on them, and steps with the updates that sent their weights."""
     flows = Flows(leaving=defaultdict(list), arriving=defaultdict(list))
     steps: dict[int, int] = {}
     rollouts: dict[int, list[int]] = {}
@@ -96,8 +96,8 @@ def connect(spans: list[Span], run: RunReading) -> Flows:
 
 
 def nested(places: Iterable[int], spans: list[Span]) -> Iterator[tuple[float, int | None]]:
-    """A track's slices as beginnings and ends (None) in order of time. One that outlasts the one that holds it,
-    which only rounding makes, is cut."""
+    """Yield the begins and ends (None) of a track's slices, in time order. A slice that outlasts its parent,
+    which only rounding causes, is cut to end with it."""
     ends: list[float] = []
     for place in sorted(places, key=lambda place: (spans[place].start, -spans[place].time)):
         span = spans[place]
@@ -139,13 +139,13 @@ def _write_counters(trace: TraceFile, processes: dict[str, int], run: RunReading
 
 
 def _processes(spans: list[Span], run: RunReading) -> list[str]:
-    """The order in which a person reads them."""
+    """Return the processes in reading order: trainer, controller, then the others by name."""
     found = {span.process for span in spans} | {*run.counter_series.processes, "trainer"}
     first = ("trainer", "controller")
     return [*(name for name in first if name in found), *sorted(found - set(first))]
 
 
 def _natural(track: tuple[str, str]) -> tuple[str, list[tuple[int, str]]]:
-    """So that slot 10 comes after slot 9."""
+    """Sort slot 10 after slot 9."""
     words = re.split(r"(\d+)", track[1])
     return track[0], [(int(word), "") if word.isdigit() else (-1, word) for word in words]

@@ -1,6 +1,6 @@
 """Writes Perfetto's TrackEvent packets: processes, tracks, slices, counters and arrows.
 
-Numbers of fields are those of perfetto/trace/trace_packet.proto, track_event.proto and track_descriptor.proto.
+Field numbers are those of perfetto/trace/trace_packet.proto, track_event.proto and track_descriptor.proto.
 """
 
 import struct
@@ -12,7 +12,7 @@ _FIXED = struct.Struct("<Q")
 
 
 def varint(value: int) -> bytes:
-    """Of an integer >= 0; a negative one as its two's complement in 64 bits."""
+    """Encode an integer; a negative one as its two's complement in 64 bits."""
     if value < 0:
         value += 1 << 64
     out = bytearray()
@@ -36,7 +36,7 @@ def double(field: int, value: float) -> bytes:
 
 
 def data(field: int, value: bytes) -> bytes:
-    """A string in UTF-8, or another message."""
+    """Encode a field that holds a UTF-8 string or another message."""
     return varint(field << 3 | 2) + varint(len(value)) + value
 
 
@@ -45,7 +45,7 @@ def text(field: int, value: str) -> bytes:
 
 
 SEQUENCE = integer(10, 1)
-"""`trusted_packet_sequence_id`: one writer."""
+"""`trusted_packet_sequence_id` of the only writer."""
 BEGIN, END, COUNTER = 1, 2, 4
 """`TrackEvent.Type`"""
 FLUSH_BYTES = 1 << 20
@@ -54,7 +54,7 @@ Value = int | float | str
 
 
 class TraceFile:
-    """Times are seconds >= 0. What is written of a track must be in order of time, slices properly nested."""
+    """Writes a trace. Times are seconds >= 0; each track is written in time order, its slices properly nested."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -62,10 +62,10 @@ class TraceFile:
         self._num_tracks = 0
         self.num_slices = 0
         self.num_flows = 0
-        """Arrows that have begun."""
+        """Arrows that were begun."""
 
     def process(self, name: str) -> int:
-        """A group of tracks."""
+        """Begin a process, which groups tracks, and return its number."""
         self._num_tracks += 1
         track, pid = self._num_tracks, self._num_tracks
         self._describe(integer(1, track) + data(3, integer(1, pid) + text(6, name)))
@@ -91,7 +91,7 @@ class TraceFile:
         flows: Sequence[int] = (),
         ends: Sequence[int] = (),
     ) -> None:
-        """A slice. `flows` are arrows that leave it, `ends` those that arrive."""
+        """Begin a slice. `flows` are the arrows that leave it, `ends` those that arrive."""
         self.num_slices += 1
         self.num_flows += len(flows)
         event = integer(9, BEGIN) + integer(11, track) + text(23, name)

@@ -1,4 +1,4 @@
-"""Where metrics go: one backend a file."""
+"""Makes the metric writers that a config asks for, one backend a file."""
 
 import importlib.util
 import sys
@@ -15,7 +15,7 @@ from penstock.observe.writers.sample_rows import Row
 class MetricsWriter(Protocol):
     @property
     def name(self) -> str:
-        """How its failures are reported."""
+        """Name the writer in reports of its failures."""
 
     def write(self, step: int, metrics: dict[str, float]) -> None: ...
 
@@ -24,14 +24,14 @@ class MetricsWriter(Protocol):
 
 @runtime_checkable
 class SampleWriter(Protocol):
-    """A writer that shows answers too, as a table."""
+    """Writes answers too, as a table."""
 
     def write_samples(self, step: int, rows: Sequence[Row]) -> None: ...
 
 
 @runtime_checkable
 class Tracker(Protocol):
-    """A writer whose metrics are elsewhere, under a name by which a run that goes on is found."""
+    """Keeps metrics elsewhere, under an id by which a resumed run is found again."""
 
     @property
     def name(self) -> str: ...
@@ -41,11 +41,11 @@ class Tracker(Protocol):
 
 
 EXTRAS = ("tensorboard", "wandb", "trackio")
-"""Settings that need the package of their name."""
+"""Settings that need the package of the same name."""
 
 
 def check_writers(config: ObserveConfig) -> None:
-    """Refuse a setting whose package is missing, before a run has a folder."""
+    """Refuse a setting whose package is missing, before the run has a folder."""
     for name in EXTRAS:
         if getattr(config, name) and not _is_there(name):
             raise MissingExtraError(f"observe.{name} needs {name}: pip install 'penstock[{name}]'")
@@ -60,8 +60,8 @@ def _is_there(package: str) -> bool:
 def make_writers(
     config: ObserveConfig, folder: Path, name: str, known: Mapping[str, str] | None = None
 ) -> list[MetricsWriter]:
-    """`metrics.jsonl` always, the others where asked for. `known` are the ids under which trackers have the run
-    already, by their names."""
+    """Make the writer of `metrics.jsonl` and those that the config asks for. `known` maps a tracker's name to
+    the id under which it already has this run."""
     known = known or {}
     check_writers(config)
     writers: list[MetricsWriter] = []

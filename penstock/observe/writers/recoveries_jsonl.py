@@ -1,4 +1,4 @@
-"""`recoveries.jsonl`: every worker that was lost and came back, one event a line, with how long it took."""
+"""Writes `recoveries.jsonl`: one line for every worker that was lost and came back, with how long it took."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -7,19 +7,19 @@ from typing import Any
 import msgspec
 
 from penstock.observe.events import AnyEvent, RecoveryEvent, as_fields
-from penstock.observe.writers.patient_lines import PatientLines
+from penstock.observe.writers.buffered_lines import BufferedLines
 
 NAME = "recoveries.jsonl"
 
 
 class RecoveriesWriter:
-    """`penstock.observe.event_stream.Reader`. There is no file before the first of them. A full disk delays a line
-    until an event comes for which there is room."""
+    """Writes recoveries, as a `penstock.observe.event_stream.Reader`. The file is made at the first one. A full
+    disk delays lines until a later event finds room."""
 
-    def __init__(self, folder: Path, *, open_lines: Callable[[Path], PatientLines] = PatientLines) -> None:
+    def __init__(self, folder: Path, *, open_lines: Callable[[Path], BufferedLines] = BufferedLines) -> None:
         self._path = folder / NAME
         self._open = open_lines
-        self._lines: PatientLines | None = None
+        self._lines: BufferedLines | None = None
 
     def on(self, event: AnyEvent) -> None:
         if isinstance(event, RecoveryEvent):
@@ -34,7 +34,7 @@ class RecoveriesWriter:
 
 
 def read_recoveries(folder: Path) -> list[RecoveryEvent]:
-    """Oldest first. A line that a crash has cut is passed over."""
+    """Return all recoveries, oldest first. A line that a crash has cut is skipped."""
     found = []
     if (folder / NAME).exists():
         for line in (folder / NAME).read_bytes().splitlines():

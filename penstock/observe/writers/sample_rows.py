@@ -1,5 +1,5 @@
-"""What trackers get besides a step's numbers: a few answers as rows of a table, and the few numbers that matter
-under names of their own, so that they stand together."""
+"""Prepares what trackers get besides a step's metrics: a few answers as table rows, and the few metrics that
+matter most grouped under names of their own."""
 
 from collections.abc import Mapping, Sequence
 
@@ -21,12 +21,12 @@ OVERVIEW = (
 
 
 def with_overview(metrics: Mapping[str, float]) -> dict[str, float]:
-    """All numbers, and the few that matter once more as `overview/NAME`."""
+    """Return all metrics, and the few that matter most once more as `overview/NAME`."""
     return {**metrics, **{f"overview/{name}": metrics[name] for name in OVERVIEW if name in metrics}}
 
 
 def sample_row(sample: SampleEvent) -> Row:
-    """Control characters are shown, so that no viewer obeys them."""
+    """Return a sample as a table row. Control characters are escaped, so that no viewer obeys them."""
     return (
         sample.step or 0,
         sample.group,
@@ -41,7 +41,7 @@ def sample_row(sample: SampleEvent) -> Row:
 
 
 def as_text(rows: Sequence[Row]) -> str:
-    """Rows as a Markdown code block: a viewer of Markdown interprets nothing in it."""
+    """Return rows as a Markdown code block, in which a viewer interprets nothing."""
     lines = [
         line
         for row in rows

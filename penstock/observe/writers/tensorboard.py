@@ -1,4 +1,4 @@
-"""TensorBoard events, through torch's own writer."""
+"""Writes TensorBoard events, through torch's own writer."""
 
 from collections.abc import Sequence
 from pathlib import Path

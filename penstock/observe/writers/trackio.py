@@ -1,4 +1,4 @@
-"""trackio, a local tracker with wandb's interface."""
+"""Logs to trackio, a local tracker with wandb's interface."""
 
 import secrets
 from collections.abc import Sequence
@@ -10,11 +10,11 @@ class TrackioWriter:
     name = "trackio"
 
     def __init__(self, project: str, name: str, known: str | None = None) -> None:
-        """`known` is the name under which a run that goes on is there."""
+        """Open the run at trackio; `known` is the name under which trackio has a resumed run."""
         import trackio
 
         self._trackio = trackio
-        # A run is found again by its name, which another run's folder in the same project may have too.
+        # trackio finds a run by its name, which another run of the same project may have too.
         self.run_id = known or f"{name}-{secrets.token_hex(2)}"
         trackio.init(project=project, name=self.run_id, resume="allow" if known else "never")
 

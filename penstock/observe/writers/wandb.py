@@ -1,4 +1,4 @@
-"""Weights & Biases."""
+"""Logs to Weights & Biases."""
 
 import secrets
 from collections import deque
@@ -13,7 +13,8 @@ class WandbWriter:
     name = "wandb"
 
     def __init__(self, project: str, name: str, folder: Path, known: str | None = None) -> None:
-        """`known` is the id of a run that goes on. Offline each session is a folder of its own, with one id."""
+        """Open the run at wandb; `known` is the id of a resumed run. Offline, each session has a folder of its
+        own and the same id."""
         import wandb
 
         self._wandb = wandb
@@ -29,8 +30,8 @@ class WandbWriter:
                 f"observe.wandb could not start: {reason}; or set WANDB_MODE=offline, which writes into the run "
                 "folder alone"
             ) from error
-        # wandb's own step only rises, and it ignores what comes later for an earlier one, as evaluations do: they
-        # run beside training. A metric of ours may have any order.
+        # wandb's own step only rises, and wandb ignores values that arrive late for an earlier step, as those of
+        # evaluations do, which run beside training. A metric of our own may arrive in any order.
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")
 
@@ -38,7 +39,7 @@ class WandbWriter:
         self._run.log({"step": step, **with_overview(metrics)})
 
     def write_samples(self, step: int, rows: Sequence[Row]) -> None:
-        """The newest rows of the run: wandb shows the last table of a name."""
+        """Log the newest rows of the whole run: wandb shows only the last table of a name."""
         self._rows.extend(rows)
         table = self._wandb.Table(columns=list(COLUMNS), data=[list(row) for row in self._rows])
         self._run.log({"step": step, "samples": table})

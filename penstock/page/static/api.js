@@ -1,11 +1,11 @@
-// What the server knows. The token comes in the address's fragment, which is sent to nobody, and goes into a header.
+// Requests data from the server. The token comes from the address's fragment, which browsers never send.
 
 import { exported, keptAnswer } from "./exported.js";
 
 const KEY = "penstock-token";
 const BASE = new URL(".", document.baseURI);
 const RETRY_MS = 2000;
-/** A server that says nothing for so long is gone: it says an empty line every 10 s. */
+/** A server that is silent for this long is gone: it sends an empty line every 10 s. */
 const SILENCE_MS = 30000;
 
 export function takeToken() {
@@ -33,7 +33,7 @@ function ask(path, signal) {
   return fetch(new URL(path, BASE), { headers, signal, cache: "no-store", credentials: "omit" });
 }
 
-/** get("run/0/samples", {step: 3}). */
+/** Requests data, as in get("run/0/samples", {step: 3}). */
 export async function get(path, query = {}, signal) {
   if (exported) return kept(path, query);
   const words = new URLSearchParams();
@@ -52,7 +52,7 @@ function kept(path, query) {
   return found;
 }
 
-/** Calls `hear` with every message of the one stream, and `tell` with whether the server is there. For ever. */
+/** Calls `hear` with every message of the stream, and `tell` with whether the server is reachable. Never returns. */
 export async function follow(hear, tell) {
   for (;;) {
     const stop = new AbortController();

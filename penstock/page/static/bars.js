@@ -1,9 +1,9 @@
-// Histograms as rows of buttons: a bar opens what it counts.
+// Draws histograms as rows of buttons: a bar opens what it counts.
 
 import { el } from "./dom.js";
 import { count, number } from "./format.js";
 
-/** bars: [{label, value, title, chosen, pick, parts: [[value, class]]}]. */
+/** Draws bars: [{label, value, title, chosen, pick, parts: [[value, class]]}]. */
 export function bars(name, list, { height = 72 } = {}) {
   const top = Math.max(1e-12, ...list.map((bar) => bar.value));
   const column = (bar) => {
@@ -17,7 +17,7 @@ export function bars(name, list, { height = 72 } = {}) {
   return el("div.bars", { role: "group", "aria-label": name, style: { height: `${height}px` } }, list.map(column));
 }
 
-/** Of numpy's edges and counts; `pick([low, high])` when a bar is chosen. Of `whole` numbers a bar ends before its edge. */
+/** Draws numpy's edges and counts; a chosen bar calls `pick([low, high])`. A bar of `whole` numbers ends before its edge. */
 export function histogram(name, { edges, counts }, range, pick, whole = false) {
   const last = counts.length - 1;
   const end = (at) => (whole ? edges[at + 1] - 1 : edges[at + 1]);

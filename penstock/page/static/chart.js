@@ -1,4 +1,4 @@
-// Curves by uPlot: a mean and the band between the lowest and the highest value. Only what is in sight is drawn.
+// Draws curves with uPlot: a mean and the band between the lowest and the highest value, as far as they are in sight.
 
 import { el } from "./dom.js";
 import { count, duration, number } from "./format.js";
@@ -17,11 +17,11 @@ function faint(line) {
   return `color-mix(in srgb, ${line} 16%, transparent)`;
 }
 
-/** Distances of ticks that are whole numbers. */
+/** Distances between ticks at whole numbers. */
 const WHOLE = Array.from({ length: 10 }, (_, power) => [1, 2, 5].map((one) => one * 10 ** power)).flat();
 const SHOW_X = { step: count, time: duration, tokens: (value) => count(value) };
 
-/** A chart that holds one curve a run, or one curve a name. `data`: [[x], [y], …] as uPlot has it. */
+/** Holds one curve for each run or each name. `data`: [[x], [y], …] as uPlot takes it. */
 export class Chart {
   constructor(title, { height = 150, axis = "step", marks = null } = {}) {
     this.title = title;
@@ -36,7 +36,7 @@ export class Chart {
     this.lines = [];
   }
 
-  /** lines: [{label, x, y, low, high}]. All of them are drawn over one axis. */
+  /** Draws lines, [{label, x, y, low, high}], over one axis. */
   show(lines) {
     this.lines = lines;
     const same = this.plot && this.plot.series.length === 1 + this.shape().series.length;
@@ -91,7 +91,7 @@ export class Chart {
     );
   }
 
-  /** The value under the cursor, or the last one. */
+  /** Shows the value under the cursor, or the last one. */
   tell() {
     const at = this.plot?.cursor.idx;
     const words = this.lines.map((line, index) => {
@@ -139,7 +139,7 @@ export function nearest(xs, x) {
   return Math.abs((xs[low] ?? Infinity) - x) <= Math.abs((xs[high] ?? Infinity) - x) ? low : high;
 }
 
-/** The server's columns as a line. */
+/** Makes a line from the server's columns. */
 export function asLine([x, low, high, mean], label, hue) {
   const varies = low.some((value, at) => value !== high[at]);
   return { label, hue, x, y: mean, low: varies ? low : null, high: varies ? high : null };

@@ -1,10 +1,10 @@
-// The charts of one view: loaded when they come into sight, and lengthened as steps arrive.
+// Holds the charts of one view: loaded when they come into sight, and lengthened as steps arrive.
 
 import { get } from "./api.js";
 import { asLine, Chart } from "./chart.js";
 
 const REFRESH_POINTS = 1500;
-/** Points of a chart beyond which the server is asked to thin them anew. */
+/** Above this number of points, the server is asked for a thinned curve again. */
 
 export class ChartSet {
   constructor(run, axis = "step") {
@@ -16,7 +16,7 @@ export class ChartSet {
     this.sizes = new ResizeObserver((entries) => entries.forEach((entry) => entry.target.chart?.resize()));
   }
 
-  /** A chart of one metric, empty until it is seen. */
+  /** Adds a chart of one metric, empty until it is in sight. */
   add(name, title = name, options = {}) {
     const chart = new Chart(title, { axis: this.axis, ...options });
     chart.metric = name;
@@ -40,7 +40,7 @@ export class ChartSet {
     if (this.waiting.size) this.load();
   }
 
-  /** One request for all that came into sight together. */
+  /** Sends one request for all charts that came into sight together. */
   async load() {
     const charts = [...this.waiting];
     this.waiting.clear();
@@ -58,7 +58,7 @@ export class ChartSet {
     chart.show([asLine(chart.columns)]);
   }
 
-  /** New steps of the stream. Without rows the curves are asked for anew. */
+  /** Adds new steps of the stream. A message without rows makes it request the curves again. */
   live({ rows, now }) {
     for (const chart of this.charts.values()) {
       if (!chart.columns) continue;

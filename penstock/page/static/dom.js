@@ -1,8 +1,8 @@
-// Elements without markup: text of others only ever becomes a text node.
+// Makes elements without markup: foreign text only ever becomes a text node.
 
 const CONTROL = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]/gu;
 
-/** Control and direction characters shown instead of obeyed. Tabs and newlines stay. */
+/** Shows control and direction characters instead of obeying them. Tabs and newlines stay. */
 export function visible(text) {
   return String(text ?? "").replace(CONTROL, (one) => {
     const code = one.codePointAt(0).toString(16);
@@ -10,7 +10,7 @@ export function visible(text) {
   });
 }
 
-/** el("div.name", {attribute: value, onclick: f}, ...children). Children are nodes or texts. */
+/** Makes an element: el("div.name", {attribute: value, onclick: f}, ...children). Children are nodes or texts. */
 export function el(tag, attributes, ...children) {
   const [name, ...classes] = tag.split(".");
   const made = document.createElement(name);
@@ -40,17 +40,17 @@ export function fill(parent, ...children) {
   return add(parent, ...children);
 }
 
-/** A title, a sentence under it, and what it is about. */
+/** Makes a section of a title, a sentence under it, and its content. */
 export function section(title, note, ...children) {
   return el("section", null, el("h2", null, title), note && el("p.note", null, note), ...children);
 }
 
-/** What there is to say where there is nothing to show. */
+/** Makes a sentence for where there is nothing to show. */
 export function empty(title, note) {
   return el("div.empty", null, el("strong", null, title), note && el("p", null, note));
 }
 
-/** head: [{name, kind: "number" | "text", title}]; rows: arrays of cells, or {cells, onclick, title}. */
+/** Makes a table. head: [{name, kind: "number" | "text", title}]; rows: arrays of cells, or {cells, onclick, title}. */
 export function table(head, rows, name) {
   const cells = (row) =>
     (row.cells ?? row).map((cell, at) => el(head[at].kind === "number" ? "td.number" : "td", null, cell));
@@ -70,7 +70,7 @@ export function link(href, ...children) {
   return el("a", { href }, ...children);
 }
 
-/** A row of buttons of which one is chosen. */
+/** Makes a row of buttons of which one is chosen. */
 export function choice(name, options, chosen, pick) {
   return el(
     "div.choice",

@@ -1,4 +1,4 @@
-// Answers that came with the page: a report is one file, which asks no server.
+// Looks up answers that came with the page: a report is one file and asks no server.
 
 import { range } from "./bars.js";
 
@@ -9,7 +9,7 @@ const SHOWN_PROMPT = 200;
 const SHOWN_ANSWER = 320;
 const ORDERS = { new: ["row", -1], old: ["row", 1], best: ["reward", -1], worst: ["reward", 1], long: ["tokens", -1], short: ["tokens", 1], stale: ["age", -1] };
 
-/** What the server would have said, or undefined. */
+/** Returns what the server would have answered, or undefined. */
 export function keptAnswer(path, query) {
   const [name, thing] = path.replace(/^run\/0\//, "").split("/");
   const number = Number(thing);

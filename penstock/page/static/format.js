@@ -1,4 +1,4 @@
-// Numbers as people read them.
+// Formats numbers for people.
 
 const GROUPED = new Intl.NumberFormat("en-US");
 
@@ -6,7 +6,7 @@ export function count(value) {
   return value === null || value === undefined ? "–" : GROUPED.format(Math.round(value));
 }
 
-/** A few significant digits. */
+/** Formats a number with a few significant digits. */
 export function number(value, digits = 3) {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
   if (value < 0) return `−${number(-value, digits)}`;
@@ -36,7 +36,7 @@ export function duration(seconds) {
   return `${Math.floor(whole / 3600)} h ${String(Math.floor((whole % 3600) / 60)).padStart(2, "0")} min`;
 }
 
-/** How a number that stands for a quantity of a known kind is shown. */
+/** Formats a number of bytes. */
 export function bytes(value) {
   if (value < 1e6) return `${(value / 1e3).toFixed(0)} kB`;
   return value < 1e9 ? `${(value / 1e6).toFixed(0)} MB` : `${(value / 1e9).toFixed(2)} GB`;

@@ -1,4 +1,4 @@
-// One line that is always there: which run, whether it goes on, how far it is, and how well it does.
+// Draws the line that is always shown: which run, whether it is running, how far it is, and how well it does.
 
 import { el, fill } from "./dom.js";
 import { count, duration, number } from "./format.js";

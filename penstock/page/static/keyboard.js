@@ -1,4 +1,4 @@
-// Everything by keys: digits for views, letters of the view that is shown, ? for a list of them.
+// Handles keys: digits open views, letters belong to the open view, ? lists them.
 
 import { el } from "./dom.js";
 import { go, here } from "./router.js";

@@ -1,4 +1,4 @@
-// The page: a header that always says how the run is, the views, and the keyboard.
+// Starts the page: a header that always says how the run is, the views, and the keyboard.
 
 import { follow, get, Refused, setToken, takeToken } from "./api.js";
 import { add, el, empty, fill } from "./dom.js";
@@ -20,7 +20,7 @@ import { time } from "./views/time.js";
 import { timeline } from "./views/timeline.js";
 import { tokens } from "./views/tokens.js";
 
-/** In the order of the page. */
+/** The views, in the order of the page. */
 const OF_ONE_RUN = { samples, tokens, now, time, staleness, drops, timeline };
 const VIEWS = exported ? { findings, ...OF_ONE_RUN, metrics, machine, config } : { ...OF_ONE_RUN, compare, metrics, machine, config };
 const HIDDEN = { group };
@@ -82,7 +82,7 @@ function hear(message) {
   page.runs[message.run] = message.now;
   showHeader();
   if (page.shown?.run === message.run || page.shown?.wantsAll) page.shown.live?.(message);
-  // Charts draw in microtasks that came before this one.
+  // Charts draw in microtasks queued before this one, so the measure includes them.
   queueMicrotask(() => performance.measure("penstock-update", { start: begun, end: performance.now() }));
 }
 

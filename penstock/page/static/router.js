@@ -1,4 +1,4 @@
-// Where one is: #/samples?run=0&step=3. Everything that can be shown has such an address.
+// Reads and writes the address: #/samples?run=0&step=3. Everything that can be shown has one.
 
 export function here() {
   const [path, words] = location.hash.replace(/^#\/?/, "").split("?");
@@ -19,7 +19,7 @@ export function go(view, query = {}, thing = null) {
   location.hash = address(view, query, thing);
 }
 
-/** The same view with some of its query changed, without a new entry in the history. */
+/** Changes part of the view's query, without a new entry in the history. */
 export function adjust(changes) {
   const now = here();
   history.replaceState(null, "", address(now.view, { ...now.query, ...changes }, now.thing));

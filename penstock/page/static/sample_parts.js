@@ -1,10 +1,10 @@
-// Pieces that several views show of a sample.
+// Makes the parts of a sample that several views show.
 
 import { el, link } from "./dom.js";
 import { count, number, signed, versions } from "./format.js";
 import { address } from "./router.js";
 
-/** A reward as a number and a small bar between the lowest and the highest that is in sight. */
+/** Shows a reward as a number and a small bar between the lowest and the highest in sight. */
 export function reward(value, low = 0, high = 1) {
   const share = value === null ? 0 : (value - Math.min(0, low)) / Math.max(1e-9, Math.max(1, high) - Math.min(0, low));
   return el("span.reward", null, el("i", { style: { width: `${100 * Math.max(0, Math.min(1, share))}%` } }), el("b", null, number(value)));

@@ -1,5 +1,5 @@
-// How tokens are coloured: each mode gives every token the name of a highlight, or none.
-// Names are those of tokens.css: s1–s9 from little to much, n1–n5 and p1–p5 below and above zero, c0–c7 one after another.
+// Colours tokens: each mode gives every token the name of a highlight, or none.
+// Names are those of tokens.css: s1–s9 from little to much, n1–n5 and p1–p5 below and above zero, c0–c7 in turn.
 
 import { number, signed } from "./format.js";
 
@@ -15,7 +15,7 @@ function around(value, full) {
   return level === 0 ? null : `${value < 0 ? "n" : "p"}${level}`;
 }
 
-/** The largest size that a token in the loss has, but for the last few in a hundred. */
+/** Returns the largest size among loss tokens, without the top per cent. */
 function fullScale(values, least) {
   const sizes = values.filter((value) => value !== null).map(Math.abs).sort((a, b) => a - b);
   return Math.max(least, sizes[Math.floor(0.99 * (sizes.length - 1))] ?? 0);
@@ -31,7 +31,7 @@ function signedMode(name, least) {
   };
 }
 
-/** Surprise: from likely to a chance of one in e⁵. */
+/** Colours surprise: from likely to a chance of one in e⁵. */
 function logprobMode(name) {
   return (trace) => ({
     of: (at) => (trace[name][at] === null ? null : much(-trace[name][at] / SPAN, 1)),
@@ -46,7 +46,7 @@ function versionMode(trace) {
   return { of: (at) => places.get(trace.versions[at]) ?? null, scale: shown.map((version) => [`v${version}`, places.get(version)]) };
 }
 
-/** Ratios above one, below one, and what was clipped. */
+/** Colours ratios above one and below one, and clipped tokens. */
 function ratioMode(trace) {
   const logs = trace.ratio.map((value) => (value === null || value <= 0 ? null : Math.log(value)));
   const full = fullScale(logs, 0.05);

@@ -1,11 +1,11 @@
-// A long answer as text that stays text: tokens are ranges over some text nodes, coloured by CSS highlights.
+// Shows a long answer as plain text: tokens are ranges over some text nodes, coloured by CSS highlights.
 // So 32,768 tokens cost no element each, can be selected and copied, and no markup in them means anything.
 // Only pieces near the window are painted, again when others come near.
 
 import { el, visible } from "./dom.js";
 
 const CHUNK = 256;
-/** Tokens of one piece. */
+/** Number of tokens in one piece. */
 const USED = new Set();
 
 export class TokenText {
@@ -22,7 +22,7 @@ export class TokenText {
     for (const piece of this.pieces) this.seen.observe(piece.node);
   }
 
-  /** Pieces of text, cut also where the weights changed: there a seam is drawn. */
+  /** Cuts the text into pieces, also where the weights changed: there a seam is drawn. */
   lay() {
     const { texts, versions } = this.trace;
     let words = "";
@@ -96,7 +96,7 @@ export class TokenText {
     window.scrollBy({ top: live.getBoundingClientRect().top - window.innerHeight / 3 });
   }
 
-  /** The token under a point, or null. */
+  /** Returns the token under a point, or null. */
   at(x, y) {
     const spot = document.caretPositionFromPoint?.(x, y) ?? legacySpot(x, y);
     const piece = spot && this.firsts.get(spot.offsetNode);
@@ -127,7 +127,7 @@ function range(text, start, end) {
   return new StaticRange({ startContainer: text, startOffset: start, endContainer: text, endOffset: end });
 }
 
-/** Neighbours of one colour are one range. */
+/** Joins neighbours of one colour into one range. */
 function alike({ text, first, until }, of, put) {
   let name = null;
   let from = first;

@@ -1,4 +1,4 @@
-"""The `launcher` section: who starts the workers, and where."""
+"""Defines the `launcher` section: what starts the workers, and where."""
 
 from typing import Annotated, Any, ClassVar
 
@@ -10,36 +10,36 @@ from penstock.processes.launchers.launcher_kinds import LAUNCHERS, check_launche
 
 
 class LauncherConfig(Section):
-    """Who starts the workers, and where. `launcher: ray` alone is `kind`."""
+    """Says what starts the workers, and where. `launcher: ray` is short for `kind: ray`."""
 
     alone: ClassVar[str] = "kind"
 
     kind: str = "local"
-    """`local`: processes of this machine. `ray`: processes on the nodes of a Ray cluster; Ray finds the places, and
-    nothing else goes through it. Or a launcher of your own by path (`file.py:NAME`, `module:NAME`)."""
+    """`local`: processes on this machine. `ray`: processes on the nodes of a Ray cluster; Ray chooses the nodes,
+    and nothing else goes through it. Or a launcher of your own by path (`file.py:NAME`, `module:NAME`)."""
     address: str = "auto"
-    """Of `ray`: the cluster. `auto`: the one that this machine is a node of, as inside `ray job submit`.
-    From a machine outside of it: `ray://HOST:10001`."""
+    """With `ray`: the address of the cluster. `auto`: the cluster that this machine is a node of, as inside
+    `ray job submit`. From a machine outside of it: `ray://HOST:10001`."""
     listen: str = ""
-    """`HOST:PORT` on which the controller listens for workers of other machines; port 0 takes a free one.
-    With `ray` and empty: this node's address, and a free port. With `local` and empty: nothing listens;
-    otherwise `penstock worker --connect HOST:PORT` joins the run from another machine as an engine."""
+    """`HOST:PORT` on which the controller listens for workers of other machines; port 0 chooses a free one.
+    With `ray`, "" means this node's address and a free port. With `local`, "" means that nothing listens; with an
+    address, `penstock worker --connect HOST:PORT` joins the run from another machine as an engine."""
     token_file: str = ""
-    """A file with the token that workers of other machines bring. Needed with `listen`;
-    `ray` makes a token of its own where there is none."""
+    """A file with the token that workers of other machines must present. Needed with `listen`;
+    `ray` makes a token of its own where no file is named."""
     resources: dict[str, dict[str, Annotated[float, Field(ge=0)]]] = Field(default_factory=dict)
-    """Of `ray`: what a worker of each kind (`engine`, `trainer`, `scorer`, `rollout`) takes of a node, in
-    Ray's words: `{engine: {GPU: 1, spot: 1}}`. Kinds that are not named take a CPU for each thread, and a
-    GPU where their device is one."""
+    """With `ray`: the resources that a worker of each kind (`engine`, `trainer`, `scorer`, `rollout`) takes of a
+    node, by Ray's names: `{engine: {GPU: 1, spot: 1}}`. Kinds that are not named take a CPU for each thread, and
+    a GPU where their device is one."""
     wait_s: float = Field(default=60.0, gt=0)
-    """Of `ray`: how long the first workers wait for room on the cluster. One that replaces another, or joins a
-    run that trains already, waits for as long as it takes: an autoscaler may add a node for it."""
+    """With `ray`: how many seconds the first workers wait for room on the cluster. A worker that replaces another,
+    or joins a run that is training, waits for as long as it takes: an autoscaler may add a node for it."""
     files_mb: float = Field(default=100.0, gt=0)
-    """The most that the working directory's files may have together, in megabytes: they are copied to every
-    worker on another machine. Hidden folders, environments of Python and `run.folder` stay."""
+    """The most megabytes that the files of the working directory may have together: they are copied to every
+    worker on another machine. Hidden folders, Python environments and `run.folder` are not copied."""
 
     settings: dict[str, Any] = Field(default_factory=dict)
-    """Of a launcher of your own."""
+    """Settings of a launcher of your own."""
 
     @field_validator("kind")
     @classmethod
@@ -66,10 +66,10 @@ class LauncherConfig(Section):
 
     @property
     def reaches_other_machines(self) -> bool:
-        """Whether workers may be on machines that share no memory with this one."""
+        """Return whether workers may be on machines that share no memory with this one."""
         return not self.is_local or bool(self.listen)
 
     @property
     def is_local(self) -> bool:
-        """Whether the workers that the run starts are on this machine."""
+        """Return whether the workers that the run starts are on this machine."""
         return launcher_kind(self.kind).on_this_machine

@@ -1,5 +1,4 @@
-"""Workers that join a run: somebody has typed `penstock worker --connect` on another machine, with the run's
-token."""
+"""Lets workers join a run: a user starts `penstock worker --connect` on another machine, with the run's token."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -14,7 +13,7 @@ from penstock.processes.launchers.user_files import UserFiles
 
 
 class Volunteer:
-    """`remote.Placed`: the agent is there already."""
+    """Implements `remote.Placed` for an agent that has already connected."""
 
     def __init__(self, channel: Channel) -> None:
         self.channel: Channel | None = channel
@@ -24,7 +23,7 @@ class Volunteer:
         raise AssertionError
 
     def avoid(self) -> None:
-        """Nobody is placed on it by us."""
+        """Do nothing: a volunteer's node is never chosen by the run."""
 
     async def remove(self) -> None:
         if self.channel is not None:
@@ -32,20 +31,20 @@ class Volunteer:
 
 
 class Volunteers:
-    """`remote.Placer` that waits for people."""
+    """Implements `remote.Placer` by waiting for agents that users start."""
 
     def __init__(self) -> None:
         self._waiting: list[Channel] = []
         self._arrived = asyncio.Event()
 
     def offer(self, channel: Channel) -> bool:
-        """An agent has come; it is always taken."""
+        """Queue an agent that has connected. It is always accepted."""
         self._waiting.append(channel)
         self._arrived.set()
         return True
 
     async def wait(self) -> None:
-        """Wait until one has come that is not taken yet."""
+        """Wait until an agent is queued."""
         while not self._waiting:
             self._arrived.clear()
             await self._arrived.wait()
@@ -70,8 +69,8 @@ async def open_joining(
     log: Callable[[str], None],
     on_launch: Callable[[Channel], None],
 ) -> AsyncIterator[tuple[RemoteLauncher, Volunteers] | None]:
-    """Where workers that somebody starts on other machines may join (`penstock worker`); None where nothing
-    listens for them."""
+    """Listen for workers that users start on other machines (`penstock worker`). Yields None where the config
+    has no address to listen on."""
     if not (config.is_local and config.listen):
         yield None
         return
@@ -94,7 +93,7 @@ async def open_joining(
 
 
 def read_token(config: LauncherConfig) -> str:
-    """The token in `launcher.token_file`; "" where none is named."""
+    """Return the token in `launcher.token_file`; "" where no file is named."""
     if not config.token_file:
         return ""
     return token_in(Path(config.token_file), "launcher.token_file")

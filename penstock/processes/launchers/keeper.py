@@ -1,10 +1,11 @@
-"""Ends what a killed controller leaves behind: `python keeper.py FOLDER`, started by the local launcher.
+"""Cleans up after a killed controller: `python keeper.py FOLDER`, started by the local launcher.
 
-Workers end by themselves when their channel closes, unless they are inside a call that never returns; the programs
-that a reward started know nothing of channels. The keeper reads the numbers of the workers from a pipe. When the
-pipe closes without a goodbye, the controller was killed: workers get a moment, then their process groups are ended
-and the private folder goes. It uses the standard library alone, so that it starts in milliseconds and needs little
-memory."""
+Workers end by themselves when their channel closes, unless they are inside a call that never returns;
+programs that a reward started know nothing of channels. The keeper reads the workers' process groups from a
+pipe. When the pipe closes without a goodbye, the controller was killed: workers get `GRACE_S` to end, then
+their process groups are killed and the private folder is removed. The keeper uses only the standard library,
+so that it starts in milliseconds and needs little memory.
+"""
 
 import contextlib
 import os
@@ -20,7 +21,7 @@ GOODBYE = "goodbye"
 
 
 class Keeper:
-    """The launcher's side."""
+    """A `Keeper` is the launcher's handle on the keeper process."""
 
     def __init__(self, folder: str) -> None:
         self._process = subprocess.Popen(
@@ -35,7 +36,7 @@ class Keeper:
         self._say(f"{group}\n")
 
     def close(self) -> None:
-        """The launcher has ended its workers itself. Idempotent."""
+        """Tell the keeper that the launcher has ended its workers itself. Idempotent."""
         self._say(GOODBYE)
         pipe = self._process.stdin
         if pipe is not None and not pipe.closed:
@@ -46,13 +47,13 @@ class Keeper:
         pipe = self._process.stdin
         if pipe is None or pipe.closed:
             return
-        with contextlib.suppress(BrokenPipeError):  # somebody killed it; nothing else depends on it
+        with contextlib.suppress(BrokenPipeError):  # the keeper was killed; nothing else depends on it
             pipe.write(line.encode())
             pipe.flush()
 
 
 def end_group(group: int) -> None:
-    """Kill every process of a group, however many there are."""
+    """Kill every process of a process group."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, signal.SIGKILL)
 

@@ -1,4 +1,4 @@
-"""Which launchers there are: `launcher.kind` names a record that says how one is opened.
+"""Finds launchers by name: `launcher.kind` names a record that says how one is opened.
 
 A kind is a `LauncherKind`: one of `LAUNCHERS`, or a user's by path (`file.py:NAME`, `module:NAME`).
 """
@@ -25,36 +25,36 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LauncherParts:
-    """What a launcher is opened with."""
+    """Holds what a launcher is opened with."""
 
     config: "LauncherConfig"
     folder: Path
-    """The run's; logs of workers are in `logs` below it."""
+    """The run folder; logs of workers are in its `logs`."""
     files: Callable[[], UserFiles]
     """Gathers what workers of other machines need: the working directory, files of the user's parts, the model."""
     environ: Mapping[str, str]
     log: Callable[[str], None]
-    """Takes a line for the person who watches."""
+    """Takes a line for the run's log."""
     on_launch: Callable[[Channel], None] = lambda channel: None
-    """To be called with the channel of every worker that has connected."""
+    """Called with the channel of every worker that has connected."""
     on_gpu: Sequence[str] = ()
     """The kinds of workers (`engine`, `trainer`, `scorer`, `rollout`) that need a GPU each."""
     together: Sequence[Sequence[str]] = ()
-    """Names of workers that belong near each other: the ranks of a trainer."""
+    """Names of workers that belong together: the ranks of a trainer."""
     may_spread: bool = False
     """Whether ranks may be on several machines."""
     joins: Callable[[str], bool] = lambda name: False
-    """Whether the worker of this name joins a run that trains already, so that it may wait for room."""
+    """Whether the worker of this name joins a run that is training, so that it may wait for room."""
 
     @property
     def settings(self) -> Any:
-        """`launcher.settings`, checked."""
+        """Return `launcher.settings`, checked."""
         return launcher_settings(self.config)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LauncherKind:
-    """What a run knows of a kind of launcher before it is opened."""
+    """Says what a run must know of a kind of launcher before it is opened."""
 
     opener: str | Callable[[LauncherParts], AbstractAsyncContextManager[Launcher]]
     """An async context manager that gives the launcher, or its `module:function` where importing it takes long."""
@@ -74,7 +74,7 @@ LAUNCHERS: Mapping[str, LauncherKind] = {
 
 
 def launcher_kind(name: str) -> LauncherKind:
-    """The record of one of our launchers, or of a user's by path."""
+    """Return the record of a built-in launcher, or of a user's by path."""
     check_launcher(name)
     kind = LAUNCHERS[name] if name in LAUNCHERS else load_object(name, what="launcher kind")
     if not isinstance(kind, LauncherKind):
@@ -85,7 +85,7 @@ def launcher_kind(name: str) -> LauncherKind:
 
 
 def check_launcher(name: str) -> None:
-    """Refuse a name that can't be a launcher's. A path is loaded when the run is prepared."""
+    """Refuse a name that can't be a launcher's. A path is loaded later, when the run is prepared."""
     if name not in LAUNCHERS and not is_function_path(name):
         raise ConfigError(
             f"launcher.kind must be {', '.join(LAUNCHERS)} or the path of a kind of your own (file.py:NAME or "
@@ -94,12 +94,12 @@ def check_launcher(name: str) -> None:
 
 
 def launcher_settings(config: "LauncherConfig") -> Section:
-    """`launcher.settings` as the section of its kind, checked."""
+    """Return `launcher.settings` as the section of its kind, checked."""
     return build_section(launcher_kind(config.kind).settings, config.settings, "launcher.settings")
 
 
 def open_launcher(parts: LauncherParts) -> AbstractAsyncContextManager[Launcher]:
-    """A launcher of `parts.config.kind`, for as long as the context lasts."""
+    """Open a launcher of `parts.config.kind` for as long as the context lasts."""
     opener = launcher_kind(parts.config.kind).opener
     if isinstance(opener, str):
         module, _, function = opener.partition(":")

@@ -1,8 +1,8 @@
-"""The default launcher: workers are child processes on this machine, reached over a Unix socket.
+"""Starts workers as child processes on this machine, reached over a Unix socket. This is the default launcher.
 
-A worker ends when its channel closes, so none outlives the controller, however that ended; a keeper sees to those
-that can't (`keeper`). Each leads a session of its own: Ctrl-C in the terminal reaches the controller alone, which
-then stops them in order, and what a worker's code has started ends with it.
+A worker ends when its channel closes, so none outlives the controller, however that ended; `keeper` ends
+those that hang. Each worker leads a session of its own. So Ctrl-C in the terminal reaches only the
+controller, which stops the workers in order, and programs that a worker's code has started end with it.
 """
 
 import asyncio
@@ -22,8 +22,8 @@ from penstock.channel.address import Listener, incarnation_name
 from penstock.channel.token_pipe import token_pipe
 from penstock.errors import WorkerDied
 from penstock.processes.launchers import Launcher, Worker
+from penstock.processes.launchers.death_report import count_oom_kills, death_of
 from penstock.processes.launchers.keeper import Keeper, end_group
-from penstock.processes.launchers.last_words import count_oom_kills, death_of
 from penstock.processes.launchers.launcher_kinds import LauncherParts
 from penstock.processes.launchers.private_folder import PrivateFolder
 from penstock.processes.launchers.signals import STACKS, held
@@ -34,7 +34,7 @@ STOP_TIMEOUT_S = 5.0
 
 
 class LocalWorker:
-    """One child process and the channel to it."""
+    """A `LocalWorker` is one child process and the channel to it."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class LocalWorker:
         oom_kills: int,
         log_begin: int,
     ) -> None:
-        """`oom_kills` is what `count_oom_kills` said before it started, and `log_begin` how long its log was."""
+        """`oom_kills` is `count_oom_kills()` before it started, and `log_begin` the length of its log then."""
         self.name = name
         self._oom_kills = oom_kills
         self.channel = channel
@@ -59,12 +59,12 @@ class LocalWorker:
         return self._process.pid
 
     async def died(self) -> WorkerDied:
-        """Wait for the process to end and say how, with the traceback that it left."""
+        """Wait for the process to end, and return how it ended, with the traceback that it left."""
         code = await self._process.wait()
         return death_of(self.name, self.pid, code, self._log, self._oom_kills, self._log_begin)
 
     async def stop(self) -> None:
-        """Close the channel, which ends a healthy worker; one that does not follow is killed."""
+        """Close the channel, which ends a healthy worker; one that does not end is killed."""
         await self.channel.close()
         self._reading.cancel()
         await asyncio.gather(self._reading, return_exceptions=True)
@@ -86,8 +86,11 @@ class LocalWorker:
 
 
 class LocalLauncher:
-    """Starts and stops workers. `folder` is private to the run and lies in memory where it can: it holds the
-    socket, the buckets of published weights and the run's blobs, and goes with the launcher."""
+    """Starts and stops workers on this machine.
+
+    `folder` is private to the run and in memory where possible. It holds the socket, the buckets of published
+    weights and the run's blobs, and is removed with the launcher.
+    """
 
     def __init__(self, logs: Path, *, on_launch: Callable[[Channel], None] = lambda channel: None) -> None:
         self._logs = logs
@@ -111,7 +114,7 @@ class LocalLauncher:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # Who cancels the run has been told before that its end takes a moment, and does not want to wait again.
+        # A user who cancels the run was told before that an orderly end takes a moment, so end at once.
         at_once = kind is not None and issubclass(kind, asyncio.CancelledError)
         await asyncio.gather(*(worker.kill() if at_once else worker.stop() for worker in self._workers))
         await self._listener.close()
@@ -121,7 +124,8 @@ class LocalLauncher:
     async def launch(
         self, name: str, *, threads: int = 1, environment: Mapping[str, str] | None = None
     ) -> LocalWorker:
-        """Start one worker and wait until it has connected. `environment` is added to what it inherits."""
+        """Start one worker and wait until it has connected. `environment` is added to the variables that it
+        inherits."""
         log = self._logs / f"{name}.log"
         arrival: asyncio.Future[Channel] = asyncio.get_running_loop().create_future()
         self._incarnations[name] += 1
@@ -149,13 +153,13 @@ class LocalLauncher:
         return worker
 
     def forget(self, worker: Worker) -> None:
-        """A worker that its owner has ended: it is no longer the launcher's to stop."""
+        """Drop a worker that its owner has ended, so that the launcher does not stop it again."""
         self._workers = [one for one in self._workers if one is not worker]
 
     async def _start(
         self, name: str, incarnation: int, log: Path, threads: int, environment: Mapping[str, str]
     ) -> asyncio.subprocess.Process:
-        # One at a time: signals are held for the whole thread.
+        # One at a time, since signals are blocked for the whole thread.
         async with self._starting:
             with open_private(log, "ab") as output, held(), token_pipe(self._token) as token:
                 return await asyncio.create_subprocess_exec(
@@ -179,6 +183,5 @@ class LocalLauncher:
 
 @asynccontextmanager
 async def open_local(parts: LauncherParts) -> AsyncIterator[Launcher]:
-    """Workers that are processes of this machine."""
     async with LocalLauncher(parts.folder / "logs", on_launch=parts.on_launch) as launcher:
         yield launcher

@@ -1,6 +1,7 @@
-"""How much memory a process that runs users' code may take. The controller says so in its environment, and the
-process has the system enforce it: code that wants more gets a `MemoryError`, or takes its process along. Programs
-that the code starts inherit it.
+"""Limits the memory of processes that run users' code.
+
+The controller passes the limit in the environment, and the process has the system enforce it. Code that needs
+more gets a `MemoryError`, or crashes its process. Programs that the code starts inherit the limit.
 """
 
 import os
@@ -12,11 +13,11 @@ NAME = "PENSTOCK_MEMORY_GB"
 GB = 10**9
 GROUP = Path("/sys/fs/cgroup")
 LARGEST_SHARE = 0.5
-"""Of the machine's memory, where no size is given."""
+"""The share of the machine's memory that is the limit where no size is set."""
 
 
 def machine_bytes(group: Path = GROUP) -> int:
-    """The machine's memory, or the container's where that is less."""
+    """Return the machine's memory, or the container's where that is less."""
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     try:
         return min(machine, int((group / "memory.max").read_text()))
@@ -25,13 +26,15 @@ def machine_bytes(group: Path = GROUP) -> int:
 
 
 def memory_environment(memory_gb: float, *, is_on_gpu: bool = False) -> dict[str, str]:
-    """The variable that tells a worker its limit; 0 leaves the size to the process. A GPU's driver maps more than
-    it uses, so that there only a limit that was asked for holds."""
+    """Return the variable that passes a worker its limit; 0 leaves the size to the process.
+
+    A GPU's driver maps more memory than it uses, so a GPU worker is limited only by a size that was set.
+    """
     return {} if is_on_gpu and not memory_gb else {NAME: str(memory_gb)}
 
 
 def limit_memory(environment: Mapping[str, str]) -> int | None:
-    """Limit this process from now on, where its environment says so; the limit in bytes."""
+    """Limit this process's memory if its environment says so, and return the limit in bytes."""
     if NAME not in environment:
         return None
     wanted = float(environment[NAME]) * GB or LARGEST_SHARE * machine_bytes()

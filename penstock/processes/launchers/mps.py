@@ -1,9 +1,10 @@
-"""MPS: processes on one GPU run at the same time instead of taking turns.
+"""Starts NVIDIA's multi-process service (MPS), with which processes on one GPU run at the same time instead of
+in turns.
 
-NVIDIA's multi-process service is a daemon that a process finds through a folder named in its environment.
-We start one of our own, in a private folder, give its name to the workers that share a GPU, and stop it when
-they are gone. A daemon that somebody else runs is never stopped: one that the environment already names is
-used, and others are not looked at. Without a daemon the processes still run, in time slices.
+MPS is a daemon that a process finds through a folder named in its environment. Penstock starts a daemon of
+its own in a private folder, passes its name to the workers that share a GPU, and stops it when they are gone.
+A daemon that the environment already names is used and never stopped; others are ignored. Without a daemon
+the processes still run, in time slices.
 """
 
 import shutil
@@ -24,25 +25,27 @@ START_TIMEOUT_S = STOP_TIMEOUT_S = 15.0
 
 
 class MpsUnavailable(PenstockError):
-    """Why no daemon can be started."""
+    """Says why no daemon can be started."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mps:
-    """A daemon that processes can be clients of. `folders` are the variables by which they find it."""
+    """An `Mps` is a daemon that processes can be clients of. They find it by the variables in `folders`."""
 
     folders: Mapping[str, str]
 
     def environment(self, *, yields: bool = False) -> dict[str, str]:
-        """What a client is started with; it `yields` to others where kernels wait for room on the GPU.
+        """Return the environment of a client. One that `yields` lets others go first where kernels wait for room
+        on the GPU.
 
-        It always has all multiprocessors: with fewer, matmuls came out wrong (docs/performance.md)."""
+        It always gets all multiprocessors: with fewer, matmuls came out wrong (docs/performance.md).
+        """
         return {**self.folders, PERCENTAGE: "100", PRIORITY: "1" if yields else "0"}
 
 
 @contextmanager
 def mps(environ: Mapping[str, str], log: Callable[[str], None]) -> Iterator[Mps | None]:
-    """A daemon while the block runs; None, with a line in the log, where none can be started."""
+    """Run a daemon while the block runs. Yields None, with a log line, where none can be started."""
     if environ.get(PIPES):
         log(f"sharing the GPU through the MPS daemon of {environ[PIPES]}, which stays")
         yield Mps({})
@@ -64,13 +67,15 @@ def mps(environ: Mapping[str, str], log: Callable[[str], None]) -> Iterator[Mps 
 
 
 def has_own_daemon(environ: Mapping[str, str]) -> bool:
-    """Whether this process is a client of a daemon that a run started for itself."""
+    """Return whether this process is a client of a daemon that a run started for itself."""
     return Path(environ.get(PIPES, "")).parent.name.startswith(PRIVATE_FOLDER_PREFIX)
 
 
 def quit_orphan(environ: Mapping[str, str]) -> "subprocess.Popen[bytes] | None":
-    """A worker whose controller was killed tells the controller's daemon, if it has one, to end. It does
-    when its last client has, the caller among them, so nobody should wait for it."""
+    """Tell the daemon of a killed controller, if it has one, to end. A worker calls this.
+
+    The daemon ends after its last client, the caller among them, so the caller must not wait for it.
+    """
     command, folder = shutil.which(COMMAND, path=environ.get("PATH")), Path(environ.get(PIPES, "")).parent
     if command is None or not folder.name.startswith(PRIVATE_FOLDER_PREFIX) or not folder.is_dir():
         return None
@@ -84,7 +89,7 @@ def quit_orphan(environ: Mapping[str, str]) -> "subprocess.Popen[bytes] | None":
 
 
 def _start(environ: Mapping[str, str], folder: Path) -> tuple[str, dict[str, str]]:
-    """Start a daemon with its own folders and see that it answers; its command and environment."""
+    """Start a daemon with its own folders and check that it answers. Return its command and environment."""
     command = shutil.which(COMMAND, path=environ.get("PATH"))
     if command is None:
         raise MpsUnavailable(f"{COMMAND} is not installed (it comes with NVIDIA's driver)")
@@ -108,8 +113,10 @@ def _stop(command: str, ours: dict[str, str], log: Callable[[str], None]) -> Non
 
 
 def _tell(words: list[str], question: str, environ: dict[str, str], timeout_s: float) -> None:
-    """One command. In a session of its own: Ctrl-C in the terminal is for us, and we end it in order. Its
-    output goes to a file: a daemon may keep the other end of a pipe open for as long as it lives."""
+    """Run one command, in a session of its own so that Ctrl-C in the terminal does not reach it.
+
+    Its output goes to a file, since a daemon may keep the other end of a pipe open for as long as it lives.
+    """
     with tempfile.TemporaryFile("w+") as output:
         try:
             ended = subprocess.run(
@@ -138,6 +145,6 @@ def _folders(folder: Path) -> dict[str, str]:
 
 
 def _private_folder() -> Path:
-    """Short, since the daemon makes sockets in it, whose paths may have 107 bytes."""
+    """Make a private folder with a short path: the daemon makes sockets in it, whose paths may have 107 bytes."""
     short = Path("/tmp")
     return Path(tempfile.mkdtemp(prefix=PRIVATE_FOLDER_PREFIX, dir=short if short.is_dir() else None))

@@ -1,6 +1,8 @@
-"""What the controller and a node agent say to each other. An agent starts one worker on its machine, tells
-how it ends and what it prints, and ends it when the controller is gone. The agent's side is
-`penstock.worker.node_agent`."""
+"""Defines the calls between the controller and a node agent.
+
+An agent starts one worker on its machine, reports its output and how it ends, and ends it when the controller
+is gone. The agent's side is `penstock.worker.node_agent`.
+"""
 
 from collections.abc import AsyncIterator
 from typing import Protocol
@@ -8,30 +10,28 @@ from typing import Protocol
 import msgspec
 
 AGENT = "agent/"
-"""How the name begins under which an agent arrives; the name of its worker follows."""
+"""The prefix of the name under which an agent connects; the name of its worker follows."""
 VOLUNTEER = "volunteer"
-"""The name of an agent that nobody has asked for: it was started by hand, and takes what there is to do."""
+"""The name of an agent that was started by hand, not by a placer: it takes the next worker."""
 BEAT_S = 0.5
-"""Between two heartbeats."""
+"""Seconds between two heartbeats."""
 LOST_S = 3.5
-"""An agent that has not answered for so long is lost, and its worker with it."""
+"""Seconds without an answer after which an agent is lost, and its worker with it."""
 ORPHAN_S = 15.0
-"""An agent that has heard no heartbeat for so long ends its worker: the controller has given it up."""
+"""Seconds without a heartbeat after which an agent ends its worker: the controller has given it up."""
 
 
 class FilePiece(msgspec.Struct, frozen=True, kw_only=True):
-    """A file of the user's, or a part of one; parts of a file come in their order."""
+    """A `FilePiece` is a user's file or a part of one. Parts are sent in order."""
 
     path: str
-    """Below the agent's folder."""
+    """Relative to the agent's folder."""
     start: int = 0
-    """How much of the file came before: a piece that comes twice is refused."""
+    """How many bytes of the file came before: a piece that comes twice is refused."""
     data: bytes
 
 
 class WorkerOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """Start this worker."""
-
     name: str
     incarnation: int
     threads: int
@@ -39,10 +39,10 @@ class WorkerOrder(msgspec.Struct, frozen=True, kw_only=True):
     folder: str
     """The controller's private folder; the worker gets one of its own instead."""
     sees: str = ""
-    """A folder that must be there, under the same path: the worker writes into it. "": none."""
+    """A folder that must exist there under the same path, since the worker writes into it. "": none."""
     roots: tuple[tuple[str, str], ...] = ()
-    """Folders of the controller's machine, and where their files are below the agent's folder. The worker starts in
-    the first."""
+    """Folders of the controller's machine, each with the path of its files in the agent's folder. The worker starts
+    in the first."""
 
 
 class WorkerStarted(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,7 +51,7 @@ class WorkerStarted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """What the worker has printed, or how it ended."""
+    """A `NodeEvent` carries output of the worker, or its exit code."""
 
     output: bytes = b""
     code: int | None = None
@@ -59,7 +59,7 @@ class NodeEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Node(Protocol):
-    """An agent, as the controller calls it."""
+    """A `Node` is an agent as the controller calls it."""
 
     async def take_files(self, pieces: tuple[FilePiece, ...]) -> None: ...
 
@@ -68,6 +68,6 @@ class Node(Protocol):
     def watch(self) -> AsyncIterator[NodeEvent]: ...
 
     async def signal(self, number: int) -> None:
-        """A signal for the worker; SIGKILL is for its whole process group."""
+        """Send a signal to the worker. SIGKILL goes to its whole process group."""
 
     async def beat(self) -> None: ...

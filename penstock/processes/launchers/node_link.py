@@ -1,5 +1,8 @@
-"""The controller's side of a node agent: files go there, a worker's output and its end come back, and
-heartbeats say whether the node is still there. Who is dead is decided here, and by nobody else."""
+"""Connects the controller to a node agent: sends files, receives the worker's output and its end, and exchanges
+heartbeats.
+
+Whether a worker is dead is decided here and nowhere else.
+"""
 
 import asyncio
 import contextlib
@@ -9,7 +12,7 @@ from pathlib import Path
 
 from penstock.channel import Channel, remote
 from penstock.errors import ChannelClosed, PenstockError, RemoteError, WorkerDied
-from penstock.processes.launchers.last_words import LastLines
+from penstock.processes.launchers.death_report import LastLines
 from penstock.processes.launchers.node_calls import BEAT_S, LOST_S, Node, WorkerOrder
 from penstock.processes.launchers.user_files import UserFiles
 from penstock.safe_files import open_private
@@ -17,15 +20,14 @@ from penstock.safe_files import open_private
 KILL_S = 2.0
 """How long an agent may take to end its worker."""
 MAX_LOG_BYTES = 64 << 20
-"""Of one process, in the run folder."""
+"""The most output of one process that is kept in the run folder."""
 LEFT_OUT = b"\n[further output is left out]\n"
 LOST = "is lost: the connection to its node broke"
 
 
 @dataclass(slots=True)
 class BeatSilence:
-    """Counts for how long an agent that was asked has not answered. Time in which this process itself stood still
-    is not the agent's silence."""
+    """Measures how long an agent has not answered. Time in which this process itself stood still does not count."""
 
     _since: float = 0.0
     _looked_at: float = 0.0
@@ -34,14 +36,15 @@ class BeatSilence:
         self._since = self._looked_at = now
 
     def look(self, now: float) -> float:
-        """Expected every `BEAT_S`. When it comes much later, the time past twice that does not count."""
+        """Return the silence so far. Calls come every `BEAT_S`; when one comes much later, the time beyond twice
+        that does not count."""
         self._since += max(0.0, now - self._looked_at - 2 * BEAT_S)
         self._looked_at = now
         return now - self._since
 
 
 class NodeLink:
-    """One agent. `died` waits for the end of its worker, or of itself."""
+    """A `NodeLink` is the connection to one agent. `died` waits for the end of its worker, or of the agent."""
 
     def __init__(self, name: str, channel: Channel, log: Path) -> None:
         self._name = name
@@ -49,7 +52,7 @@ class NodeLink:
         self._log = log
         self._where = ""
         self.is_silent = False
-        """Whether its node has stopped to answer."""
+        """Whether its node has stopped answering."""
         self._last_lines = LastLines()
         self._room_bytes = MAX_LOG_BYTES
         self._death: asyncio.Future[WorkerDied] = asyncio.get_running_loop().create_future()
@@ -57,7 +60,6 @@ class NodeLink:
         self._caring = asyncio.get_running_loop().create_task(self._care())
 
     async def start(self, order: WorkerOrder, files: UserFiles) -> None:
-        """Bring the files there and start the worker."""
         try:
             bundles = files.bundles()
             while bundle := await asyncio.to_thread(next, bundles, ()):
@@ -95,7 +97,7 @@ class NodeLink:
             await self._node.signal(number)
 
     async def _care(self) -> None:
-        """Whatever ends first says how the worker ended."""
+        """Wait until the worker ends or the heartbeats stop; the first of them says how the worker ended."""
         following, beating = asyncio.ensure_future(self._follow()), asyncio.ensure_future(self._beat())
         try:
             await asyncio.wait({following, beating}, return_when=asyncio.FIRST_COMPLETED)
@@ -107,19 +109,19 @@ class NodeLink:
             await asyncio.gather(following, beating, return_exceptions=True)
 
     async def _follow(self) -> str:
-        """What the worker prints goes into its log in the run folder."""
+        """Write the worker's output into its log in the run folder, until it ends. Return how it ended."""
         try:
             async for event in self._node.watch():
                 if event.output:
                     self._keep(event.output)
                 if event.code is not None:
                     return ended_with(event.code)
-        except PenstockError:  # also one that an agent says it has
+        except PenstockError:  # also an error that the agent reports
             pass
         return LOST
 
     def _keep(self, output: bytes) -> None:
-        """Write as much as the log may have. A full disk costs lines of the log, not the worker."""
+        """Write the output up to the log's size limit. A full disk costs log lines, not the worker."""
         self._last_lines.add(output)
         if self._room_bytes <= 0:
             return
@@ -129,7 +131,7 @@ class NodeLink:
             file.write(kept if self._room_bytes > 0 else kept + LEFT_OUT)
 
     async def _beat(self) -> str:
-        """Ask for heartbeats until the agent has not answered for too long, and say so."""
+        """Send heartbeats until the agent has not answered for too long, and return why it is lost."""
         loop = asyncio.get_running_loop()
         silence = BeatSilence()
         while True:

@@ -1,8 +1,9 @@
-"""A folder of one controller: its socket, the weights that it publishes, its blobs.
+"""Makes a controller's private folder: its socket, the weights that it publishes, its blobs.
 
-It holds a locked file for as long as its owner lives. The lock goes with the owner however that ends, so whoever
-finds the folder can tell whether it was left behind; process numbers could not say that, since containers may share
-`/dev/shm` and count their processes apart."""
+The folder holds a file that its owner keeps locked. The lock ends with the owner however that ends, so that
+any process can tell whether the folder was left behind. A process id could not show that: containers may
+share `/dev/shm` and number their processes separately.
+"""
 
 import fcntl
 import os
@@ -16,7 +17,8 @@ LOCK = "lock"
 
 
 class PrivateFolder:
-    """Lies in memory where it can, and is readable for its owner alone. Those of dead owners are swept first."""
+    """A `PrivateFolder` is in memory where possible, and readable by its owner alone. Folders of dead owners are
+    removed first."""
 
     def __init__(self, parent: Path | None = None) -> None:
         parent = parent or _memory()
@@ -26,10 +28,10 @@ class PrivateFolder:
         self._lock = os.open(unnamed, os.O_RDWR | os.O_CREAT, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         os.write(self._lock, f"{os.getpid()}\n".encode())  # for people who look
-        unnamed.rename(self.path / LOCK)  # only now: nobody must find it without its lock
+        unnamed.rename(self.path / LOCK)  # only now, so that another process never finds it unlocked
 
     def remove(self) -> None:
-        """Idempotent."""
+        """Remove the folder. Idempotent."""
         if self._lock >= 0:
             shutil.rmtree(self.path, ignore_errors=True)
             os.close(self._lock)
@@ -43,7 +45,7 @@ def sweep(parent: Path) -> None:
 
 
 def remove_if_abandoned(folder: Path) -> bool:
-    """Remove a private folder if its owner is gone; whether it was."""
+    """Remove a private folder if its owner is gone. Return whether it was removed."""
     if not folder.name.startswith(PRIVATE_FOLDER_PREFIX):
         return False
     try:

@@ -1,7 +1,8 @@
-"""The way from a driver to a Ray cluster: as one of its nodes, or from outside through its head's client server.
-And what Ray runs on a node: an actor that starts a node agent and says how it ended.
+"""Connects a driver to a Ray cluster, as one of its nodes or from outside through its head's client server.
 
-The actor travels by value and uses the standard library alone, so that a node without Penstock can say so.
+Also defines the actor that Ray runs on a node: it starts a node agent and reports how that ended. The actor
+is sent by value and uses only the standard library, so that a node without Penstock can report that Penstock
+is missing.
 """
 
 import ctypes
@@ -19,22 +20,22 @@ from penstock.errors import ConfigError, MissingExtraError
 
 AUTH_MODE = "RAY_AUTH_MODE"
 CLIENT = "ray://"
-"""How the address of a cluster begins for whoever is no node of it."""
+"""The prefix of a cluster's address for a machine that is no node of it."""
 NO_CLIENT_SERVER = ("Starting Ray client server failed", "Proxy failed to Connect to backend")
-"""What Ray says when the process dies that its head forks for a driver outside: gRPC's threads may end it before it
-has begun (https://github.com/ray-project/ray/issues/63202)."""
+"""Ray's messages when the process dies that its head forks for an outside driver: gRPC's threads may end it before
+it has begun (https://github.com/ray-project/ray/issues/63202)."""
 NUM_TRIES = 3
 
 
 def connect_to_ray(address: str, environ: Mapping[str, str], log: Callable[[str], None]) -> str:
-    """Connect this process to a cluster; returns the address of this machine there."""
+    """Connect this process to a cluster, and return this machine's address as the cluster sees it."""
     try:
         import ray
         from ray import cloudpickle
     except ImportError as error:
         raise MissingExtraError("launcher.kind=ray needs ray: pip install 'penstock[ray]'") from error
 
-    logging.getLogger("ray").setLevel(logging.ERROR)  # it would speak of its own matters between our lines
+    logging.getLogger("ray").setLevel(logging.ERROR)  # its messages would appear between ours
     for tries_left in reversed(range(NUM_TRIES)):
         try:
             ray.init(address=address, log_to_driver=False, logging_level="ERROR", configure_logging=False)
@@ -52,8 +53,8 @@ def connect_to_ray(address: str, environ: Mapping[str, str], log: Callable[[str]
     cloudpickle.register_pickle_by_value(sys.modules[__name__])  # of `PlacingActor`
     if environ.get(AUTH_MODE) != "token":
         log(
-            "WARNING: this Ray cluster has no token authentication: whoever reaches its ports can run code on its "
-            "nodes; start every node, and this run, with RAY_AUTH_MODE=token (docs/cluster.md)"
+            "WARNING: this Ray cluster has no token authentication: anyone who reaches its ports can run code on "
+            "its nodes; start every node, and this run, with RAY_AUTH_MODE=token (docs/cluster.md)"
         )
     if address.startswith(CLIENT):
         return _address_towards(address.removeprefix(CLIENT))
@@ -61,7 +62,8 @@ def connect_to_ray(address: str, environ: Mapping[str, str], log: Callable[[str]
 
 
 def _address_towards(there: str) -> str:
-    """The address of this machine, which is no node, on the network by which it reaches `HOST:PORT`."""
+    """Return this machine's address on the network by which it reaches `HOST:PORT`. For a machine that is no Ray
+    node."""
     host, _, port = there.partition(":")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         asking.connect((host, int(port or 10001)))  # sends nothing
@@ -102,10 +104,10 @@ class AgentEnd:
 
 
 class PlacingActor:
-    """One for each worker. Its end is its agent's, and its agent's end is its worker's."""
+    """A `PlacingActor` runs one worker's node agent. When the actor ends, its agent ends, and so does the
+    worker."""
 
     def run(self, arguments: list[str], token: str) -> AgentEnd:
-        """Start the agent and wait for its end."""
         environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
         reading, writing = os.pipe()
         os.write(writing, token.encode())

@@ -1,9 +1,9 @@
-"""Ray finds places for node agents, and nothing else goes through it: no records, no weights, no word on who
-is dead.
+"""Uses Ray to choose nodes for node agents, and for nothing else: no records, no weights and no liveness go
+through it.
 
 Each worker gets a placement group of its own, or a share in one where several belong together (the ranks of a
-trainer). A group that does not fit is a sentence with what the cluster has. Ray's calls block, so they run
-in threads.
+trainer). When a group does not fit, the error lists what the cluster has. Ray's calls block, so they run in
+threads.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from penstock.processes.launchers.joining import read_token
 from penstock.processes.launchers.launcher_kinds import LauncherParts
 from penstock.processes.launchers.ray_connection import AgentEnd, PlacingActor, connect_to_ray, first_line
 from penstock.processes.launchers.remote import RemoteLauncher
-from penstock.processes.launchers.signals import take_back
+from penstock.processes.launchers.signals import restore_handlers
 
 NODE_ID = "ray.io/node-id"
 HOST = "NodeManagerHostname"
@@ -32,8 +32,8 @@ AVOID_S = 90.0
 SAY_AGAIN_S = 30.0
 
 
-class RayPlace:
-    """`remote.Placed`: an actor that runs an agent."""
+class RayAgent:
+    """Implements `remote.Placed`: an actor that runs an agent."""
 
     channel: Channel | None = None
 
@@ -78,7 +78,7 @@ class RayPlace:
 
 
 class RayPlacer:
-    """`remote.Placer` on the cluster that this process is connected to (`ray_connection`)."""
+    """Implements `remote.Placer` on the cluster that this process is connected to (`ray_connection`)."""
 
     def __init__(
         self,
@@ -90,10 +90,12 @@ class RayPlacer:
         wait_s: float = 60.0,
         log: Callable[[str], None] = lambda line: None,
     ) -> None:
-        """`resources` says what a worker of this name and with so many threads takes. Workers that are named
-        `together` share a placement group: they are placed at once, on one node, or on several where they
-        `may_spread` and no single one has room. One that `joins` a run waits for a place for as long as it takes:
-        its pending placement group is what makes an autoscaler add a node."""
+        """`resources` returns what a worker with this name and number of threads takes.
+
+        Workers that are named `together` share a placement group. They are placed at once, on one node, or on
+        several where they `may_spread` and no single one has room. A worker that `joins` a running run waits
+        for room as long as it takes: its pending placement group is what makes an autoscaler add a node.
+        """
         self._joins = joins
         self._may_spread = may_spread
         self._resources = resources
@@ -102,13 +104,13 @@ class RayPlacer:
         self._log = log
         self._groups: dict[tuple[str, ...], Any] = {}
         self._avoided: dict[str, float] = {}
-        """Nodes that do not answer, and until when nobody is placed there: Ray may take a minute to notice."""
+        """Nodes that do not answer, and until when no worker is placed there: Ray may take a minute to notice."""
         self._asking = asyncio.Lock()
-        """Ranks come at once, and must find the group that the first of them has asked for."""
+        """Ranks ask at the same time, and must share the group that the first of them requested."""
         self._stale: set[tuple[str, ...]] = set()
-        """Of whose placement group a node does not answer."""
+        """Members of placement groups with a node that does not answer."""
 
-    async def place(self, name: str, incarnation: int, *, address: str, token: str, threads: int) -> RayPlace:
+    async def place(self, name: str, incarnation: int, *, address: str, token: str, threads: int) -> RayAgent:
         members = next((names for names in self._together if name in names), (name,))
         bundle = dict(self._resources(name, threads))
         group = await self._find_room(members, bundle, is_first=incarnation == 1 and not self._joins(name))
@@ -116,7 +118,7 @@ class RayPlacer:
         arguments += ["--name", name, "--incarnation", str(incarnation)]
         index = members.index(name)
         actor, running, node = await asyncio.to_thread(self._start, group, index, bundle, arguments, token)
-        return RayPlace(actor, running, lambda: self._give_back(members), lambda: self._avoid(node, members))
+        return RayAgent(actor, running, lambda: self._give_back(members), lambda: self._avoid(node, members))
 
     def _avoid(self, node: str, members: tuple[str, ...]) -> None:
         self._avoided[node] = time.monotonic() + AVOID_S
@@ -168,12 +170,15 @@ class RayPlacer:
     async def _find_room(
         self, members: tuple[str, ...], bundle: Mapping[str, float], *, is_first: bool
     ) -> Any:
-        """A placement group that is there. The first worker of a name waits for a while; one that replaces another,
-        or joins, for as long as it takes. Whoever is given up while it waits leaves no group."""
+        """Return a placement group that is ready.
+
+        The first worker of a name waits for a limited time; one that replaces another, or joins, as long as
+        it takes. A cancelled wait leaves no group behind.
+        """
         try:
             return await self._wait_for_room(members, bundle, is_first=is_first)
         except asyncio.CancelledError:
-            async with self._asking:  # what was asked for meanwhile goes too
+            async with self._asking:  # a group that was requested meanwhile is removed too
                 await asyncio.to_thread(self._give_back, members)
             raise
 
@@ -194,7 +199,7 @@ class RayPlacer:
             if now - said > SAY_AGAIN_S:
                 said = now
                 self._log(await asyncio.to_thread(self._what_is_missing, members, bundle, now - started))
-            if self._to_avoid() != avoided:  # others may be left out now, or nobody
+            if self._to_avoid() != avoided:  # the nodes to avoid have changed
                 avoided = self._to_avoid()
                 await asyncio.to_thread(self._remove, members)
 
@@ -227,7 +232,7 @@ class RayPlacer:
         )
 
     def _give_back(self, members: tuple[str, ...]) -> None:
-        """The place of a worker alone; those of several stay for those who come back."""
+        """Remove the placement group of a single worker. A shared group stays for the ranks that restart."""
         if len(members) == 1:
             self._remove(members)
 
@@ -240,8 +245,8 @@ class RayPlacer:
 
 
 async def _outcome_of(running: "Future[AgentEnd]") -> AgentEnd:
-    """Whoever waits here may be cancelled; the future may not: Ray's client still sets it, and complains when it
-    can't."""
+    """Wait for the future without cancelling it when the caller is cancelled. Ray's client still sets it, and
+    complains when it can't."""
     loop, is_done = asyncio.get_running_loop(), asyncio.Event()
 
     def tell(done: "Future[AgentEnd]") -> None:
@@ -264,10 +269,9 @@ def _last_line(text: str) -> str:
 
 @asynccontextmanager
 async def open_ray(parts: LauncherParts) -> AsyncIterator[Launcher]:
-    """Workers on the nodes of the cluster that `launcher.address` names."""
     config, files = parts.config, parts.files()
     host = await asyncio.to_thread(connect_to_ray, config.address, parts.environ, parts.log)
-    take_back()
+    restore_handlers()
     placer = RayPlacer(
         resources=lambda name, threads: resources_of(config, parts.on_gpu, name, threads),
         together=parts.together,

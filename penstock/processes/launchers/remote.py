@@ -1,12 +1,12 @@
-"""Workers on other machines: a placer makes a node agent appear there, and the agent starts the worker.
+"""Starts workers on other machines: a placer starts a node agent there, and the agent starts the worker.
 
     controller ── placer ──► (Ray, a person) ──► node agent ──► worker
         ▲  ▲                                        │              │
         │  └── files, output, heartbeats, its end ──┘              │
         └───────────────── the worker's own channel ───────────────┘
 
-Both connect to the controller, which alone listens, and prove that they know its token. What an earlier process
-of a name still says is refused by its incarnation number.
+Agent and worker connect to the controller, which alone listens, and prove that they know its token. A message
+of an earlier process of the same name is refused by its incarnation number.
 """
 
 import asyncio
@@ -34,33 +34,33 @@ WRITES = "trainer"
 
 
 class Placed(Protocol):
-    """A place for one node agent."""
+    """A `Placed` is the position of one node agent on a node."""
 
     channel: Channel | None
-    """To an agent that has come by itself; None: it will connect."""
+    """The channel to an agent that connected by itself; None: it will connect."""
 
     async def failed(self) -> str:
-        """Wait until it is clear that no agent will come from there, and say why."""
+        """Wait until it is certain that no agent will connect, and return why."""
 
     def avoid(self) -> None:
-        """Its node does not answer: for a while nobody should be placed there."""
+        """Place no worker on its node for a while, since the node does not answer."""
 
     async def remove(self) -> None:
-        """Give the place back. Idempotent."""
+        """Free the position. Idempotent."""
 
 
 class Placer(Protocol):
-    """Makes node agents appear that connect to the controller."""
+    """A `Placer` starts node agents, which then connect to the controller."""
 
     async def place(self, name: str, incarnation: int, *, address: str, token: str, threads: int) -> Placed:
-        """Find a place for a worker and start its agent there; returns once it is found."""
+        """Choose a node for a worker and start its agent there. Returns once the node is chosen."""
 
     async def close(self) -> None:
-        """Give everything back."""
+        """Free all positions."""
 
 
 class RemoteWorker:
-    """One worker on another machine, and the channel to it."""
+    """A `RemoteWorker` is one worker on another machine, and the channel to it."""
 
     def __init__(self, name: str, channel: Channel, node: NodeLink, place: Placed, log: Path) -> None:
         self.name = name
@@ -76,7 +76,7 @@ class RemoteWorker:
         return await self._node.died()
 
     async def stop(self) -> None:
-        """Close the channel, which ends a healthy worker; one that does not follow is killed."""
+        """Close the channel, which ends a healthy worker; one that does not end is killed."""
         await self.channel.close()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(STOP_TIMEOUT_S):
@@ -100,13 +100,14 @@ class RemoteWorker:
         return str(self._log)
 
     async def _close_when_dead(self) -> None:
-        """A node that is gone closes nothing: whoever waits for an answer is woken here."""
+        """Close the channel when the node is lost, so that pending calls fail. A lost node closes nothing
+        itself."""
         await self._node.died()
         await self.channel.close()
 
 
 class RemoteLauncher:
-    """`penstock.processes.launchers.Launcher` over a placer. `async with` it."""
+    """Implements `penstock.processes.launchers.Launcher` over a placer. Use it with `async with`."""
 
     def __init__(
         self,
@@ -120,8 +121,8 @@ class RemoteLauncher:
         on_launch: Callable[[Channel], None] = lambda channel: None,
         on_volunteer: Callable[[Channel], bool] = lambda channel: False,
     ) -> None:
-        """It listens on `address`, which other machines reach. `blobs` is on a disk that all of them see.
-        `on_volunteer` says whether it takes an agent that came by itself."""
+        """`address` is where the launcher listens; other machines must reach it. `blobs` is on a disk that all
+        of them see. `on_volunteer` returns whether an agent that connected by itself is accepted."""
         self._logs = logs
         self._placer = placer
         self._token = token

@@ -1,5 +1,5 @@
-"""The signals that end a run. A scheduler or a terminal sends them to every process of a job; the controller alone
-answers them, and tells its workers what to do."""
+"""Handles the signals that end a run. A scheduler or a terminal sends them to every process of a job; only the
+controller acts on them, and it tells its workers what to do."""
 
 import os
 import signal
@@ -11,12 +11,13 @@ from types import FrameType
 LEFT_TO_CONTROLLER = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 STACKS = signal.SIGUSR1
-"""A worker that gets this writes the Python stacks of its threads into its log, and goes on."""
+"""A worker that gets this writes the Python stacks of its threads into its log, and continues."""
 
 
 @contextmanager
 def held() -> Iterator[None]:
-    """A worker that is started inside this inherits it: a signal waits until the worker has a handler for it."""
+    """Block these signals while workers start. A worker inherits the block, so a signal waits until the worker
+    has a handler."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, LEFT_TO_CONTROLLER)
     try:
         yield
@@ -24,9 +25,9 @@ def held() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def take_back() -> None:
-    """The handlers that Python knows of count again, after a library has set its own below them (Ray's end the
-    process 3 s after a SIGTERM)."""
+def restore_handlers() -> None:
+    """Set Python's handlers again after a library has installed its own below them. Ray's end the process 3 s
+    after a SIGTERM."""
     if threading.current_thread() is threading.main_thread():
         for number in LEFT_TO_CONTROLLER:
             if (handler := signal.getsignal(number)) is not None:
@@ -34,8 +35,10 @@ def take_back() -> None:
 
 
 def leave_to_controller() -> None:
-    """A worker gets handlers that do nothing, and not `SIG_IGN`: a program that a reward starts would inherit
-    that, and could not be ended by a signal."""
+    """Ignore these signals in a worker with handlers that do nothing.
+
+    `SIG_IGN` would be inherited by programs that a reward starts, which then could not be ended by a signal.
+    """
     for number in LEFT_TO_CONTROLLER:
         signal.signal(number, _do_nothing)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, LEFT_TO_CONTROLLER)

@@ -1,6 +1,7 @@
-"""The user's files that workers on other machines need: rewards, workflows and what these read.
+"""Collects the user's files that workers on other machines need: rewards, workflows and the files that these
+read.
 
-working directory ─► gather ─► bundles of pieces over the channel ─► a copy beside the worker
+    working directory ─► gather ─► bundles of pieces over the channel ─► a copy beside the worker
 """
 
 import contextlib
@@ -19,20 +20,23 @@ LEFT_OUT = ("__pycache__", "node_modules", "build", "dist")
 
 @dataclass(frozen=True, slots=True)
 class UserFiles:
-    """Folders of this machine, and which files of them go to other machines."""
+    """`UserFiles` lists folders of this machine, and which of their files go to other machines."""
 
     roots: tuple[tuple[Path, tuple[Path, ...]], ...] = ()
 
     @property
     def places(self) -> tuple[tuple[str, str], ...]:
-        """Each root, and the folder that stands for it on other machines."""
+        """Return each root with the folder that stands for it on other machines."""
         return tuple((str(root), f"files/{number}") for number, (root, _) in enumerate(self.roots))
 
     def pieces(self) -> Iterator[FilePiece]:
         for number, (root, files) in enumerate(self.roots):
             for file in files:
                 path = f"files/{number}/{file.relative_to(root)}"
-                with contextlib.suppress(FileNotFoundError), file.open("rb") as data:  # it may have gone
+                with (
+                    contextlib.suppress(FileNotFoundError),
+                    file.open("rb") as data,
+                ):  # it may have been deleted
                     piece, start = data.read(PIECE), 0
                     yield FilePiece(path=path, data=piece)
                     while start := start + len(piece):
@@ -41,7 +45,8 @@ class UserFiles:
                         yield FilePiece(path=path, start=start, data=piece)
 
     def bundles(self) -> Iterator[tuple[FilePiece, ...]]:
-        """Pieces that travel as one message: a round trip for each of a thousand small files would take seconds."""
+        """Yield groups of pieces that travel as one message. A round trip for each of a thousand small files
+        would take seconds."""
         bundle: list[FilePiece] = []
         size = 0
         for piece in self.pieces():
@@ -55,8 +60,8 @@ class UserFiles:
 
 
 def gather(home: Path, others: Sequence[Path], *, left_out: Sequence[Path] = (), max_mb: float) -> UserFiles:
-    """The files of the working directory `home`, and of other folders that lie outside of it. `UserError` when they
-    are more than `max_mb`."""
+    """Collect the files of the working directory `home`, and of other folders outside it. `UserError` when they
+    exceed `max_mb`."""
     home = home.resolve()
     skipped = {path.resolve() for path in left_out}
     roots = [home]
@@ -86,7 +91,7 @@ def _files(root: Path, skipped: set[Path]) -> Iterator[Path]:
 
 
 def _is_left_out(folder: Path, skipped: set[Path]) -> bool:
-    """Hidden folders, caches, environments of Python, and runs."""
+    """Return whether a folder is hidden, a cache, a Python environment or a run folder."""
     name = folder.name
     return (
         name.startswith(".")
@@ -98,9 +103,9 @@ def _is_left_out(folder: Path, skipped: set[Path]) -> bool:
 
 
 def _count(sizes: "Counter[Path]", root: Path, file: Path, max_mb: float) -> None:
-    """`sizes` are those of the folders right below the roots."""
+    """Add a file's size, and refuse too many megabytes. `sizes` counts by the folders directly below the roots."""
     parts = file.relative_to(root).parts
-    with contextlib.suppress(OSError):  # it has gone meanwhile
+    with contextlib.suppress(OSError):  # it was deleted meanwhile
         sizes[root / parts[0] if len(parts) > 1 else root] += file.stat().st_size
     if sizes.total() > max_mb * 1e6:
         largest, size = sizes.most_common(1)[0]

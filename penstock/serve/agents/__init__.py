@@ -1,1 +1,1 @@
-"""The front door of a training run: OpenAI's API with a key per episode, and a record of every token behind it."""
+"""Serves the agents of a training run: OpenAI's API with a key per episode, and a record of every token."""

@@ -1,16 +1,16 @@
-"""From the messages of a call to token ids that go on after what was sampled before.
+"""Finds the token ids with which a call continues an earlier turn, from the messages that it sends.
 
-A client sends the whole conversation each time. What an earlier turn saw and sampled is found again in it, and
-only what comes after is tokenised: contexts grow in token ids, and nothing that was sampled is ever tokenised
+A client sends the whole conversation each time. The context and the output of an earlier turn are recognised
+in it, and only what follows is tokenised. So contexts grow in token ids, and sampled text is never tokenised
 again.
 
     messages  [system, user, answer 1, tool]
     tokens    [ as turn 1 saw and sampled  ][ what the template writes after an answer ]
 
-Two things break this. A client may send other words than were said. And a template may write an earlier answer
-differently from how it was sampled (many drop the reasoning of all answers but the last). Then the call opens a
-branch: the whole conversation is tokenised, and earlier answers in it are context. A prompt without messages,
-text or token ids, is treated the same (`PromptHistory`).
+Two things break this. A client may change earlier messages. And a template may render an earlier answer
+differently from how it was sampled (many drop the reasoning of all answers but the last). Then the call opens
+a branch: the whole conversation is tokenised, and earlier answers in it are context. A prompt of text or
+token ids is treated the same (`PromptHistory`).
 """
 
 import json
@@ -25,18 +25,18 @@ from penstock.records.interfaces import Tokenizer
 from penstock.serve.chat_messages import parsed_arguments
 
 Kind = Literal["first", "continued", "forked", "separate", "client", "template"]
-"""How a call goes on: `first` of the episode; `continued`: after a turn; `forked`: after one that another call
-went on from already; `separate`: a conversation about something else; or its history was rewritten, by `client`
-or `template`."""
+"""How a call relates to earlier ones: `first` of the episode; `continued`: after a turn; `forked`: after a
+turn that another call has continued, or instead of its answer; `separate`: a conversation about something
+else; or its history was rewritten, by `client` or `template`."""
 REWRITTEN: tuple[Kind, ...] = ("client", "template")
 END = "\u2402end of answer\u2403"
 """Marks where a template puts the end of an answer."""
-TELLING = 8
-"""Tokens of an answer that are not found in another prompt by chance."""
+MIN_QUOTED_TOKENS = 8
+"""An answer of at least this many tokens does not occur in another prompt by chance."""
 
 
 class ChatRenderer(Protocol):
-    """What is needed of a tokenizer."""
+    """Covers the part of a tokenizer that a conversation needs."""
 
     def render_chat(
         self,
@@ -53,31 +53,31 @@ class ChatRenderer(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heard:
-    """A call, understood: the tokens that it comes to, and how it goes on from what was said before."""
+    """Describes a call: its prompt in token ids, and how it relates to earlier turns."""
 
     token_ids: list[int]
     kind: Kind
     words: tuple[str, ...]
-    """Its messages, each in one form."""
+    """Its messages, each in canonical form."""
     setting: str
-    """Tools and options of the template: other ones make another conversation."""
+    """Its tools and template options. A call with other ones belongs to another conversation."""
     rendered: str
     parent: "Spoken | None" = None
 
 
 @dataclass(slots=True, kw_only=True)
 class Spoken:
-    """A turn that was made, with the call that it answers."""
+    """Pairs a turn with the call that it answers."""
 
     heard: Heard
     turn: Turn
     words: tuple[str, ...]
-    """The call's messages and the answer, as a client will send them back."""
+    """The call's messages and the answer in canonical form, to recognise them when a client sends them back."""
     is_continued: bool = False
 
 
 class Conversation:
-    """What was said in one episode."""
+    """Records the calls and turns of one episode."""
 
     def __init__(self, tokenizer: ChatRenderer) -> None:
         self._tokenizer = tokenizer
@@ -89,7 +89,7 @@ class Conversation:
         tools: Sequence[dict[str, Any]] | None = None,
         template_args: Mapping[str, Any] | None = None,
     ) -> Heard:
-        """`messages` are as a template takes them."""
+        """Find the tokens of a call; `messages` are in the form that a template takes."""
         options = dict(template_args or {})
         words = tuple(canonical(message) for message in messages)
         setting = json.dumps([tools, options], sort_keys=True)
@@ -112,13 +112,13 @@ class Conversation:
         return heard([*earlier.turn.token_ids.tolist(), *added], self._kind_after(earlier, messages), earlier)
 
     def speak(self, heard: Heard, turn: Turn, answer: Mapping[str, Any]) -> None:
-        """`answer` is the message that the client is sent."""
+        """Record the turn that answers a call; `answer` is the message that the client is sent."""
         if heard.parent is not None:
             heard.parent.is_continued = True
         self._spoken.append(Spoken(heard=heard, turn=turn, words=(*heard.words, canonical(answer))))
 
     def _longest(self, words: tuple[str, ...], setting: str) -> Spoken | None:
-        """The turn after which most of the messages come, answer included; of equals the last."""
+        """Return the turn whose messages and answer are the longest prefix of these; of equal ones the last."""
         found = [
             spoken
             for spoken in reversed(self._spoken)
@@ -135,8 +135,8 @@ class Conversation:
         tools: Sequence[dict[str, Any]] | None,
         options: Mapping[str, Any],
     ) -> list[int] | None:
-        """What the template writes after the answer of `earlier`; None where it writes what came before differently
-        from how it was."""
+        """Return the tokens that the template writes after the answer of `earlier`. Return None if it renders
+        the messages before that differently this time."""
         at = len(earlier.words) - 1
         marked = [
             *messages[:at],
@@ -165,15 +165,15 @@ class Conversation:
 
 
 def _unclosed(tokenizer: ChatRenderer | Tokenizer, turn: Turn, added: list[int]) -> list[int]:
-    """What comes after a turn. An answer that ended by itself has written its own end already."""
+    """Drop the end token from `added` if the turn has sampled it: an answer that ended by itself includes it."""
     last = int(turn.output_ids[-1]) if len(turn.output_ids) else None
     is_closed = last in tokenizer.stop_token_ids and added[:1] == [last]
     return added[1:] if is_closed else added
 
 
 def canonical(message: Mapping[str, Any]) -> str:
-    """A message in a form in which a client's copy equals what it was sent: white space at the ends, ids of
-    calls and the spelling of JSON do not count."""
+    """Return a message in a form in which a client's copy equals the original. It ignores white space at the
+    ends, ids of calls and the formatting of JSON."""
     calls = [
         [call["function"]["name"], parsed_arguments(call["function"].get("arguments"))]
         for call in message.get("tool_calls") or ()
@@ -185,32 +185,32 @@ def canonical(message: Mapping[str, Any]) -> str:
 
 
 def squashed(text: str) -> str:
-    """Without white space, which templates trim and add."""
+    """Remove white space, which templates trim and add."""
     return "".join(text.split())
 
 
 def _opening(words: Sequence[str]) -> str:
-    """The first message of a user: what a conversation is about."""
+    """Return the first user message, which tells what a conversation is about."""
     return next((word for word in words if word.startswith('["user"')), "")
 
 
 class PromptHistory:
-    """Prompts without messages of one episode: what goes on after a turn is found, and only the rest is
-    tokenised. A prompt that goes on after no turn and yet has what was said before in it is a history that its
-    client rewrote; one that has nothing of it is about something else. `turns` are given with every call: some
-    are never sent to anybody."""
+    """Finds the turns that prompts of text or token ids continue, so that only the rest is tokenised. A prompt
+    that continues no turn but contains earlier context or output has a rewritten history; one without either
+    is about something else. `turns` are passed with every call, since some are never sent to a client."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._texts: dict[str, str] = {}
 
     def remember(self, turn: Turn, prompt: str) -> None:
-        """The text that this turn answers. Tokens alone do not tell it: special ones have none."""
+        """Keep the text that this turn answers: decoding its tokens would not give it back, since special tokens
+        have no text."""
         self._texts[turn.id] = prompt
 
     def after_text(self, turns: Sequence[Turn], prompt: str) -> tuple[list[int], bool]:
-        """The tokens of a prompt, and whether its history was rewritten. Text that begins with what a turn saw and
-        said goes on after its tokens."""
+        """Return the tokens of a prompt, and whether its history was rewritten. A prompt that begins with the
+        context and output of a turn continues the turn's tokens."""
         known = sorted(
             ((self._text_of(turn), turn) for turn in turns), key=lambda pair: -len(pair[1].token_ids)
         )
@@ -222,14 +222,14 @@ class PromptHistory:
             if prompt == seen:
                 return turn.prompt_ids.tolist(), False
         is_rewritten = any(
-            prompt.startswith(seen) or (len(turn.output_ids) >= TELLING and turn.text in prompt)
+            prompt.startswith(seen) or (len(turn.output_ids) >= MIN_QUOTED_TOKENS and turn.text in prompt)
             for seen, turn in known
             if seen and turn.text
         )
         return self._tokenizer.encode_prompt(prompt), is_rewritten
 
     def is_rewritten(self, turns: Sequence[Turn], token_ids: Sequence[int]) -> bool:
-        """Whether these tokens have what was said before in them, and do not go on after it."""
+        """Return whether these tokens contain earlier context or output without continuing it."""
         prompt = np.asarray(token_ids, dtype=np.int32)
         if any(_begins(prompt, turn.token_ids) or np.array_equal(prompt, turn.prompt_ids) for turn in turns):
             return False
@@ -240,11 +240,11 @@ class PromptHistory:
         return self._tokenizer.decode(turn.prompt_ids.tolist()) if text is None else text
 
     def _is_quoted(self, turn: Turn, prompt: IntArray) -> bool:
-        """Whether the answer is somewhere in the prompt. Its end may not be: clients write their own."""
+        """Return whether the prompt contains the answer. Its stop token may be missing: clients write their own."""
         said = turn.output_ids
         if len(said) and int(said[-1]) in self._tokenizer.stop_token_ids:
             said = said[:-1]
-        return len(said) >= TELLING and _contains(prompt, said)
+        return len(said) >= MIN_QUOTED_TOKENS and _contains(prompt, said)
 
 
 def _begins(whole: IntArray, part: IntArray) -> bool:
@@ -252,7 +252,8 @@ def _begins(whole: IntArray, part: IntArray) -> bool:
 
 
 def _contains(whole: IntArray, part: IntArray) -> bool:
-    """Search as bytes, which is fast; what is found between two numbers is none."""
+    """Return whether `whole` contains `part`. Searching bytes is fast; matches that start in the middle of a
+    number are skipped."""
     where, what = whole.astype(np.int32).tobytes(), part.astype(np.int32).tobytes()
     at = where.find(what)
     while at >= 0 and at % 4:

@@ -1,11 +1,11 @@
-"""An episode's answers: what its agent calls for is sampled as turns, and is recorded before its end is sent.
+"""Answers an agent's calls with turns of its episode; a turn is recorded before the end of its answer is sent.
 
-    engine ─► chunk ─► piece          as it comes
+    engine ─► chunk ─► piece          as it is sampled
                  └────► turn ─► keep ─► last piece
 
-The last piece of a choice waits until its turn is part of the episode: an agent may end as soon as it has it. What
-a client has been sent can't be taken back. An answer that begins again therefore waits until it is whole, and the
-stream goes on only if it begins with the same tokens.
+The last piece of a choice waits until its turn is part of the episode, since an agent may end as soon as it
+has it. What a client was sent can't be taken back. An answer that restarts is therefore held back until it is
+whole, and the stream continues only if the new answer begins with the same tokens.
 """
 
 import asyncio
@@ -39,9 +39,9 @@ from penstock.serve.request_bodies import Body, ChatBody
 
 
 class EpisodeAnswers:
-    """`openai_routes.Answerers`: the episode of a request's key. `names` are those of models, each with the policy
-    that answers for it; "*" is every other name. `streams`: answers are sent as they come, to who asks for it;
-    otherwise when they are whole."""
+    """Finds the episode of a request's key, as `openai_routes.Answerers`. `names` maps model names to policies;
+    "*" stands for every other name. With `streams`, answers are sent as they are sampled to clients that ask
+    for it, otherwise when they are whole."""
 
     def __init__(self, keys: EpisodeKeys, names: Mapping[str, str], *, streams: bool = True) -> None:
         self._keys = keys
@@ -121,7 +121,7 @@ class EpisodeAnswerer:
         return heard
 
     def _prompt_ids(self, prompt: str | list[int]) -> list[int]:
-        """The tokens that a prompt without messages comes to. What its client has rewritten in it is counted."""
+        """Return the tokens of a prompt without messages, and count it if the client has rewritten its history."""
         rollout, history = self.session.rollout, self.session.prompts
         if isinstance(prompt, str):
             token_ids, is_rewritten = history.after_text(rollout.turns, prompt)
@@ -134,7 +134,7 @@ class EpisodeAnswerer:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeAnswering:
-    """`openai_routes.Answering`: a call, for one who listens to it."""
+    """Sends the answer of a call to one client, as an `openai_routes.Answering`."""
 
     session: EpisodeSession
     call: Call
@@ -162,7 +162,7 @@ class EpisodeAnswering:
 
 
 class _Choice:
-    """How far one choice has been sent."""
+    """Tracks how much of one choice has been sent."""
 
     def __init__(self, tokenizer: Tokenizer, stops: tuple[str, ...]) -> None:
         self._text = TextStream(tokenizer)
@@ -171,7 +171,8 @@ class _Choice:
         self._has_restarted = False
 
     def next_piece(self, chunk: Chunk) -> Piece | None:
-        """None for what ends an answer or has begun again: that waits for the turn."""
+        """Return the chunk as a piece. Return None for the end of an answer and after a restart: these wait for
+        the turn."""
         self._has_restarted |= chunk.restarts and bool(self._sent)
         if self._has_restarted or chunk.finish_reason is not None:
             return None
@@ -180,7 +181,7 @@ class _Choice:
         return piece
 
     def last_piece(self, turn: Turn) -> Piece:
-        """Whatever of the turn has not been sent, and why it ended."""
+        """Return what has not been sent of the turn, with its finish reason."""
         start, token_ids = len(self._sent), turn.output_ids.tolist()
         if token_ids[:start] != self._sent:
             raise PenstockError(
@@ -211,7 +212,7 @@ def _ended(piece: Piece, turn: Turn) -> Piece:
 async def _together(
     session: EpisodeSession, makes: Sequence[Callable[[], Coroutine[Any, Any, Turn]]]
 ) -> list[Turn]:
-    """All of them, if the episode has room for so many. When one fails, the others are cancelled."""
+    """Generate all choices at once, if the episode has slots for them. When one fails, the others are cancelled."""
     try:
         with session.places(len(makes)):
             async with asyncio.TaskGroup() as group:

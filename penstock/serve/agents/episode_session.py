@@ -1,7 +1,8 @@
-"""One episode behind its key: the turns that calls ask for, and calls that come twice.
+"""Serves one episode behind its key: makes the turns that calls ask for, and recognises repeated calls.
 
-A client that gives up waiting asks again. That must not make a second turn: the call goes on while nobody
-listens, and who asks for the same again gets its answer. What nobody was ever sent is no part of the episode.
+A client that times out asks again. That must not make a second turn: the call keeps running without a
+listener, and a client that repeats the request gets its answer. An answer that was never sent is no part of
+the episode.
 """
 
 import asyncio
@@ -24,7 +25,7 @@ from penstock.serve.api_error import ApiError
 
 
 class LiveAnswer:
-    """Chunks of every choice of a call, for listeners that come and go while it is made."""
+    """Shares the chunks of a call while it runs, with listeners that come and go."""
 
     def __init__(self) -> None:
         self._chunks: list[tuple[int, Chunk]] = []
@@ -36,14 +37,15 @@ class LiveAnswer:
         self._tell()
 
     def end(self) -> None:
-        """Nothing more comes. What came is in the turns by now, and is let go. Idempotent."""
+        """Wake the listeners: nothing more comes. The chunks are dropped, since the turns have them by now.
+        Idempotent."""
         self._is_over = True
         self._chunks = []
         self._tell()
 
     async def follow(self) -> AsyncIterator[tuple[int, Chunk]]:
-        """Give all chunks until the call is made or has failed. A listener that is slow may miss the last chunks:
-        the turns have them."""
+        """Give all chunks until the call is done or has failed. A slow listener may miss the last chunks; the
+        turns have them."""
         heard = 0
         while not self._is_over:
             if heard == len(self._chunks):
@@ -58,16 +60,16 @@ class LiveAnswer:
 
 
 Make = Callable[[LiveAnswer], Awaitable["Made"]]
-"""Makes the answer of a call, and shows its chunks as they come."""
+"""Makes the answer of a call, and pushes its chunks as they are sampled."""
 MAX_CALLS_AT_ONCE = 256
-"""Of one episode."""
+"""Calls of one episode that may run at once."""
 MAX_GENERATIONS_AT_ONCE = 256
-"""Of one episode: a call may ask for several prompts and choices."""
+"""Generations of one episode that may run at once. A call may ask for several prompts and choices."""
 
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """What a call came to: the body of its answer, and the turns behind it."""
+    """Holds the result of a call: the body of its answer, and the turns behind it."""
 
     body: dict[str, Any]
     turns: tuple[Turn, ...]
@@ -75,27 +77,28 @@ class Made:
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """A call under way or answered."""
+    """Tracks a call that runs or is answered."""
 
     task: "asyncio.Task[Made]"
     live: LiveAnswer
     num_listeners: int = 0
     is_kept: bool = False
-    """Its turns are part of the episode: it is being sent, or was."""
+    """Its turns are part of the episode, since its answer is being sent or was sent."""
     is_delivered: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallId:
-    """`name` is the same for calls that ask for the same. `is_retry`: the client says that it asks again."""
+    """Identifies a call. `name` is the same for calls that ask for the same, and `is_retry` is set when the
+    client says that it asks again."""
 
     name: str
     is_retry: bool
 
 
 def call_id(path: str, body: bytes, headers: Mapping[str, str]) -> CallId:
-    """A call is known by the client's `Idempotency-Key`, or else by what it asks. OpenAI's clients count their
-    retries."""
+    """Identify a call by the client's `Idempotency-Key`, or else by its path and body. OpenAI's clients send a
+    count of their retries."""
     own = headers.get("Idempotency-Key")
     retries = headers.get("X-Stainless-Retry-Count", "0")
     name = own or hashlib.blake2b(path.encode() + b"\0" + body, digest_size=16).hexdigest()
@@ -103,7 +106,7 @@ def call_id(path: str, body: bytes, headers: Mapping[str, str]) -> CallId:
 
 
 class EpisodeSession:
-    """`rollout` is the episode's, for the event loop that calls arrive on."""
+    """Serves one episode. Its `rollout` belongs to the event loop that calls arrive on."""
 
     def __init__(self, rollout: Rollout, *, max_context: int) -> None:
         self.rollout = rollout
@@ -117,8 +120,8 @@ class EpisodeSession:
 
     @contextmanager
     def listening(self, asked: CallId, make: Make) -> Iterator[Call]:
-        """The call that `make` makes, or one before that asked for the same and whose answer did not arrive. It
-        goes on when the listener has left."""
+        """Give the call that `make` makes, or an earlier one that asked for the same and whose answer did not
+        arrive. The call keeps running when the listener has left."""
         call = self._known(asked)
         if call is None:
             self._check_open()
@@ -138,7 +141,7 @@ class EpisodeSession:
         return self.made(call)
 
     def made(self, call: Call) -> Made:
-        """What a call that is over came to. Raises what went wrong."""
+        """Return the result of a call that is over, or raise its error."""
         if call.task.cancelled():
             raise over()
         return call.task.result()
@@ -152,8 +155,8 @@ class EpisodeSession:
         stop: tuple[str, ...],
         on_chunk: OnChunk = ignore_chunk,
     ) -> Turn:
-        """A turn after these tokens, no longer than there is room in the context. How tokens are drawn is the
-        run's to say: it is what is trained."""
+        """Generate a turn after these tokens, no longer than the context allows. Callers can't change how tokens
+        are drawn: the run trains on that distribution."""
         room = self._max_context - len(token_ids)
         if room < 1 or not token_ids:
             self.rollout.note_limit()
@@ -175,7 +178,7 @@ class EpisodeSession:
 
     @contextmanager
     def places(self, count: int) -> Iterator[None]:
-        """Room for so many generations at once, or a refusal that tells the client to come back."""
+        """Hold slots for `count` generations, or refuse so that the client tries again later."""
         check_generations(count)
         if self._num_generating + count > MAX_GENERATIONS_AT_ONCE:
             raise ApiError(
@@ -192,8 +195,9 @@ class EpisodeSession:
 
     @contextmanager
     def delivering(self, call: Call) -> Iterator[Made]:
-        """An answer is sent inside this. Its turns are the episode's before they are sent: the agent may be done
-        before this process knows that the last byte has left. Unless the client has left instead."""
+        """Add the call's turns to the episode while its answer is sent. This happens before sending, since the
+        agent may be done before this process knows that the last byte has left. If the client left instead,
+        the turns are taken back."""
         made = call.task.result()
         self.rollout.keep(made.turns)
         call.is_kept = True
@@ -208,11 +212,11 @@ class EpisodeSession:
 
     @property
     def num_unread(self) -> int:
-        """Calls that no client has had the whole answer of, and that were not refused."""
+        """Return how many calls were sent to no client in full, refused ones aside."""
         return sum(not call.is_kept and not _has_failed(call.task) for call in self._every)
 
     def close(self) -> int:
-        """The episode is over, and calls under way end. Idempotent. Returns how many answers nobody has read."""
+        """End the episode and cancel its running calls. Idempotent. Return how many answers no client has read."""
         num_unread = self.num_unread
         self._is_over = True
         for call in self._every:
@@ -244,12 +248,12 @@ class EpisodeSession:
             return await make(live)
         except BaseException:
             if self._calls.get(asked.name) is call:
-                del self._calls[asked.name]  # what failed is tried anew
+                del self._calls[asked.name]  # a repeated request makes a new call
             raise
 
 
 def check_generations(count: int) -> None:
-    """What never fits is refused for good."""
+    """Refuse a call that asks for more generations than may ever run at once."""
     if count > MAX_GENERATIONS_AT_ONCE:
         raise ApiError(
             f"a call may ask for {MAX_GENERATIONS_AT_ONCE} answers, got {count} (prompts times n); split it"
@@ -280,7 +284,7 @@ class EpisodeKeys:
         return key
 
     def expire(self, key: str) -> int:
-        """Idempotent. Returns how many answers of the episode nobody has read."""
+        """Close the episode of a key. Idempotent. Return how many of its answers no client has read."""
         session = self._sessions.pop(key, None)
         if session is None:
             return 0
@@ -293,7 +297,7 @@ class EpisodeKeys:
         if key in self._expired:
             raise over()
         raise ApiError(
-            "the key is of no episode: send the one that the episode was given, as `Authorization: Bearer KEY` "
+            "unknown episode key: send the one that the episode was given, as `Authorization: Bearer KEY` "
             "(api_key of OpenAI's client)",
             status=401,
             kind="authentication_error",
@@ -301,7 +305,7 @@ class EpisodeKeys:
         )
 
     def of(self, request: web.Request) -> EpisodeSession:
-        """The session of the key that OpenAI's clients send in a header."""
+        """Return the session of the key that the request sends as its bearer token."""
         return self.session(bearer_token(request))
 
     @property

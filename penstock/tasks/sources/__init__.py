@@ -1,4 +1,4 @@
-"""Task sources: one file each, all of them giving rows that become tasks here."""
+"""Loads tasks from their sources: one module each, all of which give rows that become tasks here."""
 
 import difflib
 from collections.abc import Callable, Iterable
@@ -18,8 +18,8 @@ FORMS = (
 
 
 def load_tasks(config: TasksConfig, say: Callable[[str], None] = lambda line: None) -> list[Task]:
-    """All tasks of a source, in its order, checked. An empty set is an error. `say` is told how far it is while
-    that takes long."""
+    """Load and check all tasks of a source, in its order. An empty set is an error. `say` reports progress while
+    this takes long."""
     return tasks_from_rows(_rows(config, say), config)
 
 
@@ -61,7 +61,7 @@ NAMED: dict[str, Callable[[str, TasksConfig], Iterable[Row]]] = {
     "datasets": _datasets,
     "reasoning_gym": _reasoning_gym,
 }
-"""Sources by their prefix. Each is imported only when it is named: several need extras."""
+"""Sources by prefix. Each module is imported only when its source is named, since several need extras."""
 
 
 def _near(kind: str, cutoff: float) -> list[str]:
@@ -80,6 +80,6 @@ def _unknown(source: str, kind: str) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """An error of another library in one line."""
+    """Return the first line of another library's error."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__

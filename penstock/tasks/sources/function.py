@@ -1,6 +1,7 @@
-"""Tasks from a Python function, `module:function` or `file.py:function`, that returns or yields rows.
+"""Loads tasks from a Python function, `module:function` or `file.py:function`, that returns or yields rows.
 
-It is called once, in the controller's process, with `tasks.arguments` as keyword arguments."""
+It is called once, in the controller's process, with `tasks.arguments` as keyword arguments.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -14,7 +15,7 @@ from penstock.usercode import load_function
 def call_source(
     source: str, arguments: dict[str, Any], *, limit: int = 0, say: Callable[[str], None] = lambda line: None
 ) -> list[Row]:
-    """The first `limit` rows, or all. With a limit a generator may go on for ever."""
+    """Return the first `limit` rows, or all. With a limit a generator may be endless."""
     try:
         function = load_function(source, what="task source")
     except UserError as error:
@@ -27,7 +28,9 @@ def call_source(
         yield from rows
 
     try:
-        return take_rows(given(), source, limit, say)  # `say` is told too while a function makes a whole list
+        return take_rows(
+            given(), source, limit, say
+        )  # `say` also reports while a function builds a whole list
     except TaskError:
         raise
     except (Exception, SystemExit) as error:

@@ -1,5 +1,5 @@
-"""`reasoning_gym:NAME`: procedural tasks; `reasoning_gym:mix`: several kinds by weight. Their verifiers are
-`penstock.scoring.builtin_rewards`."""
+"""Makes tasks with reasoning_gym: `reasoning_gym:NAME` for one dataset, `reasoning_gym:mix` for several by
+weight. The verifier is in `penstock.scoring.gym_verifier`."""
 
 from typing import Any
 
@@ -11,8 +11,8 @@ MIX = "mix"
 
 
 def make_rows(name: str, arguments: dict[str, Any], *, prompt: str = "prompt") -> list[dict[str, Any]]:
-    """One row an entry; `prompt` is the column that the config asks for. Of a mix, the argument `datasets` has the
-    arguments of each kind, a `weight` (1) among them; `size` is that of all together."""
+    """Make one row per entry, with the question in the column `prompt`. For a mix, the argument `datasets` holds
+    the arguments of each dataset, with a `weight` (1 by default); `size` counts all together."""
     if name == MIX:
         return _mixed(arguments, prompt)
     options = {"size": 500, "seed": 0, **arguments}
@@ -28,7 +28,7 @@ def make_rows(name: str, arguments: dict[str, Any], *, prompt: str = "prompt") -
 
 
 def _mixed(arguments: dict[str, Any], prompt: str) -> list[dict[str, Any]]:
-    """Spread evenly: any part of the list has about the weights of the whole."""
+    """Mix datasets evenly, so that every part of the list has about the weights of the whole."""
     datasets = arguments.get("datasets")
     unknown = arguments.keys() - {"datasets", "size", "seed"}
     if unknown or not isinstance(datasets, dict) or not datasets:
@@ -57,7 +57,7 @@ def _mixed(arguments: dict[str, Any], prompt: str) -> list[dict[str, Any]]:
 
 
 def _order(weights: dict[str, float], size: int) -> list[str]:
-    """Order kinds so that the one furthest behind its share comes next."""
+    """Order datasets so that the one furthest behind its share comes next."""
     total = sum(weights.values())
     taken = dict.fromkeys(weights, 0)
     order = []

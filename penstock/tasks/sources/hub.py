@@ -1,4 +1,4 @@
-"""Tasks from a `datasets` dataset: a hub name, or a folder or file that `datasets` can read."""
+"""Loads tasks with `datasets`: from a hub name, or from a folder or file that the library can read."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -17,7 +17,7 @@ def load_rows(name: str, arguments: dict[str, Any]) -> Iterable[Mapping[str, Any
     options = {"split": "train", **arguments}
     try:
         dataset = datasets.load_dataset(name, **options)
-    except Exception as error:  # the library raises a dozen kinds; all mean that the user named it wrongly
+    except Exception as error:  # the library raises a dozen kinds; all mean wrong settings
         raise TaskError(
             f"dataset {name!r} could not be loaded with {options}: {first_line(error)}"
         ) from error

@@ -1,4 +1,4 @@
-"""Tasks from a JSONL file: one object a line; blank lines are skipped."""
+"""Reads tasks from a JSONL file: one object per line, blank lines skipped."""
 
 import json
 from collections.abc import Iterator

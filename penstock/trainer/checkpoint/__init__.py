@@ -1,1 +1,1 @@
-"""A trainer's checkpoint: taken beside steps, copied to host memory, written to files and read again."""
+"""Takes a trainer's checkpoints beside its steps: copies to host memory, writes files and reads them again."""

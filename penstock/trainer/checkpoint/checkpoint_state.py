@@ -1,4 +1,5 @@
-"""All that a checkpoint holds of a trainer, as it was at one moment; its random numbers go on from there."""
+"""Captures everything that a checkpoint holds of a trainer at one moment, including its random number
+generators."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,22 +13,23 @@ from penstock.trainer.checkpoint.state_files import flatten
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointState:
-    """Tensors are copies in host memory, or the live ones where the host had no room for copies."""
+    """Holds a trainer's state. Its tensors are copies in host memory, or the live ones if the host had no room
+    for copies."""
 
     plain: Any
     """The trainer's state without its tensors (`state_files.flatten`)."""
     tensors: Sequence[torch.Tensor]
     weights: Mapping[str, torch.Tensor]
-    """Of the model, or of the adapter, as they are saved."""
+    """The weights of the model, or of the adapter, as they are saved."""
     copies: Copies | None
-    """None: the tensors are live."""
+    """None if the tensors are live."""
 
     @property
     def is_live(self) -> bool:
         return self.copies is None
 
     def wait(self) -> None:
-        """Wait until its copies are made."""
+        """Wait until the copies are complete."""
         if self.copies is not None:
             self.copies.wait()
 
@@ -49,7 +51,7 @@ def take_state(
 
 
 def random_states(device: str) -> dict[str, torch.Tensor]:
-    """The states of the generators that a process has by default."""
+    """Return the states of the process's default random number generators."""
     states = {"cpu": torch.get_rng_state()}
     if torch.device(device).type == "cuda":
         states["cuda"] = torch.cuda.get_rng_state(device)
@@ -57,7 +59,8 @@ def random_states(device: str) -> dict[str, torch.Tensor]:
 
 
 def restore_random_states(device: str, states: Mapping[str, torch.Tensor]) -> None:
-    """A GPU's numbers go on where the state was of one too; elsewhere fresh ones are as random."""
+    """Restore the generators. A GPU's generator is restored only if the checkpoint has a GPU state; otherwise
+    its fresh state is as good."""
     torch.set_rng_state(states["cpu"])
     if torch.device(device).type == "cuda" and "cuda" in states:
         torch.cuda.set_rng_state(states["cuda"], device)

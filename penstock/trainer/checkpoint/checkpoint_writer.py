@@ -28,13 +28,13 @@ from penstock.trainer.trainer_start import LATEST, MODEL, TRAINER_STATE
 class CheckpointRequest(msgspec.Struct, frozen=True, kw_only=True):
     folder: str
     files: dict[str, bytes]
-    """What others have to add: names, and what is in them."""
+    """Files to add for other parts of the run: contents by name."""
     remove: tuple[str, ...] = ()
-    """Folders that it makes superfluous."""
+    """Folders to remove once this checkpoint is complete."""
 
 
 class CheckpointedTrainer(Protocol):
-    """What it needs of `penstock.trainer.policy_trainer.PolicyTrainer`."""
+    """Declares what the writer needs of `penstock.trainer.policy_trainer.PolicyTrainer`."""
 
     @property
     def trained(self) -> "SavedWeights": ...
@@ -45,7 +45,7 @@ class CheckpointedTrainer(Protocol):
 
 
 class SavedWeights(Protocol):
-    """What it needs of `penstock.trainer.trained_weights.TrainedWeights`."""
+    """Declares what the writer needs of `penstock.trainer.trained_weights.TrainedWeights`."""
 
     def write_config(self, folder: Path) -> None: ...
 
@@ -55,7 +55,8 @@ class SavedWeights(Protocol):
 
 
 class CheckpointWriter:
-    """`begin` is called in the thread that makes the steps, the rest from any."""
+    """Writes checkpoints in a thread. Call `begin` in the thread that runs the steps, the other methods from
+    any."""
 
     def __init__(
         self,
@@ -64,7 +65,8 @@ class CheckpointWriter:
         say: Callable[[str], None] = lambda line: None,
         ranks: Ranks | None = None,
     ) -> None:
-        """`ranks` write together. Their group is for nothing else: steps go on meanwhile."""
+        """`ranks` are those that write together. They need a process group that nothing else uses, since steps
+        continue meanwhile."""
         self._ranks: Ranks = ranks or SingleRank()
         self._trainer = trainer
         self._save_tokenizer = save_tokenizer
@@ -75,7 +77,8 @@ class CheckpointWriter:
         self._has_said = False
 
     def begin(self, request: CheckpointRequest) -> None:
-        """Take the state as it is now. Where its copies have no room on the host, this writes it too."""
+        """Take the state as it is now and start to write it. If the host has no room for copies, wait until it
+        is written."""
         self.settle()
         if self._model_files is None:
             self._model_files = self._files_beside_weights()
@@ -91,20 +94,21 @@ class CheckpointWriter:
             self.settle()
 
     def written(self) -> "Future[CheckpointWritten]":
-        """The future of the last checkpoint that was begun: it is done when it is durable, or could not be
-        written."""
+        """Return the future of the last checkpoint that was begun. It completes when the checkpoint is durable,
+        or fails."""
         if self._writing is None:
             raise ValueError("no checkpoint was begun")
         return self._writing
 
     def settle(self) -> None:
-        """Wait until nothing is being written. A failure is for whoever asks `written`."""
+        """Wait until nothing is being written. A failure is not raised here: `written` reports it."""
         if self._writing is not None:
             self._writing.exception()
 
     def _files_beside_weights(self) -> dict[str, bytes]:
-        """The files of a saved model that lie beside its weights, made once: training does not change them, and to
-        make them takes Python's lock. The first rank writes them, and transformers lets no other do so."""
+        """Return the files of a saved model other than its weights. They are made once: training does not change
+        them, and making them holds the GIL. Only rank 0 does so, since transformers lets no other rank write
+        them."""
         if self._ranks.rank > 0:
             return {}
         with tempfile.TemporaryDirectory() as name:
@@ -146,8 +150,8 @@ class CheckpointWriter:
 
     def _gather(self, own: Mapping[Path, Checksum]) -> dict[Path, Checksum]:
         """Join the checksums of what every rank wrote."""
-        told = msgspec.json.encode({str(path): known for path, known in own.items()})
-        parts = self._ranks.gather(np.frombuffer(told, dtype=np.uint8))
+        encoded = msgspec.json.encode({str(path): known for path, known in own.items()})
+        parts = self._ranks.gather(np.frombuffer(encoded, dtype=np.uint8))
         read = [msgspec.json.decode(bytes(part), type=dict[str, Checksum]) for part in parts]
         return {Path(path): known for part in read for path, known in part.items()}
 

@@ -1,10 +1,10 @@
-"""Copies of a trainer's tensors in host memory, made while the next forward and backward passes run.
+"""Copies a trainer's tensors to host memory while the next forward and backward passes run.
 
-    tensors ─► side stream (GPU), thread (CPU) ─► buffers ─► whoever writes them
+    tensors ─► side stream (GPU), thread (CPU) ─► buffers ─► checkpoint files
                          └─ only the next optimizer update waits
 
-The buffers are allocated once and kept: to pin gigabytes takes seconds. Where the host has no room for them, the
-caller writes the live tensors instead.
+The buffers are allocated once and kept, because pinning gigabytes takes seconds. If the host has no room for
+them, the caller writes the live tensors instead.
 """
 
 import math
@@ -20,48 +20,49 @@ BUFFER_BYTES = 1 << 30
 """Tensors share buffers of at most this size. torch rounds pinned memory up to a power of two."""
 ALIGNMENT = 64
 SHARE = 0.8
-"""Of the memory that is free: more is not taken for copies."""
+"""The share of the free memory that copies may take."""
 MEMINFO = Path("/proc/meminfo")
 GROUP = Path("/sys/fs/cgroup")
 Pair = tuple[torch.Tensor, torch.Tensor]
-"""Where a copy goes, and what is copied."""
+"""The target of a copy, and the tensor that is copied."""
 Key = tuple[int, torch.dtype, torch.Size, tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class Queued:
-    """Copies in a GPU's own queue, and the event that marks their end."""
+    """Tracks copies in a GPU's own queue by the event that marks their end."""
 
     device: torch.device
     done: Any
 
 
 class Copies:
-    """Tensors in host memory, some of which may still be on their way."""
+    """Holds tensors in host memory, some of which may still be copying."""
 
     def __init__(
         self, tensors: Sequence[torch.Tensor], queued: "Queued | None", copying: "Future[None]"
     ) -> None:
         self.tensors = tensors
-        """In the order of those that they are copies of. Tensors that were one are one here too."""
+        """The copies, in the order of the original tensors. Tied tensors share one copy."""
         self._queued = queued
         self._copying = copying
 
-    def hold_update(self) -> None:
-        """What this thread queues from now on may change the tensors: on a GPU it runs after the copies."""
+    def wait_before_update(self) -> None:
+        """Make the work that this thread queues next, which may change the tensors, wait for the copies. On a
+        GPU only its stream waits."""
         if self._queued is not None:
             torch.cuda.current_stream(self._queued.device).wait_event(self._queued.done)
         self._copying.result()
 
     def wait(self) -> None:
-        """Wait until they are whole."""
+        """Wait until all copies are complete."""
         if self._queued is not None:
             self._queued.done.synchronize()
         self._copying.result()
 
 
 class HostCopier:
-    """Makes copies, one set at a time: the next overwrites the last."""
+    """Copies tensors, one set at a time: the next set overwrites the last."""
 
     def __init__(self) -> None:
         self._layout: list[tuple[torch.dtype, torch.Size]] = []
@@ -70,7 +71,7 @@ class HostCopier:
         self._stream: Any = None
 
     def start(self, tensors: Sequence[torch.Tensor]) -> Copies | None:
-        """Queue copies of the tensors as they are now. None when the host has no room for them."""
+        """Queue copies of the tensors as they are now; return None if the host has no room for them."""
         own: dict[Key, torch.Tensor] = {_key(tensor): tensor for tensor in tensors}
         if not self._make_room(list(own.values())):
             return None
@@ -84,7 +85,7 @@ class HostCopier:
         )
 
     def _queue(self, pairs: Sequence[Pair]) -> Queued | None:
-        """Queue copies on a stream of its own, after what is queued already."""
+        """Queue copies on a stream of their own, after what is queued already."""
         if not pairs:
             return None
         device = pairs[0][1].device
@@ -121,7 +122,8 @@ def _key(tensor: torch.Tensor) -> Key:
 
 
 def _allocate(tensors: Sequence[torch.Tensor], *, pinned: bool) -> list[torch.Tensor]:
-    """A contiguous copy for each tensor, with a storage of its own as far as torch knows."""
+    """Allocate a contiguous tensor for the copy of each tensor. Several share a buffer, but torch sees separate
+    storages."""
     copies: list[torch.Tensor] = []
     waiting: list[torch.Tensor] = []
     size = 0
@@ -146,7 +148,7 @@ def _buffer(size: int, pinned: bool) -> torch.Tensor:
 def _cut(buffer: torch.Tensor, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     array, start, copies = buffer.numpy(), 0, []
     for tensor in tensors:
-        if tensor.numel() == 0:  # has no bytes to lie in
+        if tensor.numel() == 0:  # takes no bytes of the buffer
             copies.append(torch.empty_like(tensor, device="cpu"))
             continue
         flat = torch.from_numpy(array[start : start + tensor.nbytes])
@@ -156,8 +158,8 @@ def _cut(buffer: torch.Tensor, tensors: Sequence[torch.Tensor]) -> list[torch.Te
 
 
 def available_bytes(meminfo: Path = MEMINFO, group: Path = GROUP) -> int | None:
-    """How much of the host's memory this process may still take; None where the system does not say. A container's
-    limit counts too."""
+    """Return how much more host memory this process may use, within the container's limit; None if the system
+    does not say."""
     known = [size for size in (_of_machine(meminfo), _of_container(group)) if size is not None]
     return min(known, default=None)
 
@@ -173,7 +175,8 @@ def _of_machine(path: Path) -> int | None:
 
 
 def _of_container(folder: Path) -> int | None:
-    """Its limit, less what its processes hold. Cached files are not held: they give way."""
+    """Return the container's limit less what its processes hold. Cached files are not counted, since they can be
+    evicted."""
     try:
         limit = int((folder / "memory.max").read_text())
         counts = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())

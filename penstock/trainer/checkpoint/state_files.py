@@ -1,4 +1,4 @@
-"""A trainer's state as files: tensors in safetensors, everything else in JSON. Nothing is pickled.
+"""Stores a trainer's state as files: tensors in safetensors, everything else in JSON. Nothing is pickled.
 
 state.json                      the nested state, with a reference wherever a tensor was
 tensors-0.safetensors, …        at most about `SHARD_BYTES` each
@@ -24,18 +24,18 @@ Shard = dict[str, torch.Tensor]
 
 
 def save_state(folder: Path, state: Any) -> None:
-    """Write nested dicts, lists, tuples, numbers, texts and tensors into an existing folder."""
+    """Write nested dicts, lists, tuples, numbers, strings and tensors into an existing folder."""
     write_state(folder, *flatten(state))
 
 
 def flatten(state: Any) -> tuple[Any, list[torch.Tensor]]:
-    """What JSON can hold of a nested state, and its tensors in the order of their references there."""
+    """Split a nested state into what JSON can hold and its tensors, in the order of the references to them."""
     tensors: list[torch.Tensor] = []
     return _to_plain(state, tensors), tensors
 
 
 def write_state(folder: Path, plain: Any, tensors: Sequence[torch.Tensor]) -> dict[Path, Checksum]:
-    """What `flatten` gave, or copies of the tensors. Returns the checksums of their files."""
+    """Write what `flatten` returned, or copies of its tensors. Return the checksums of the tensor files."""
     sums = {}
     for number, shard in enumerate(_shards(tensors)):
         path = folder / f"tensors-{number}.safetensors"
@@ -52,7 +52,7 @@ class Reference:
 
 
 def read_tree(folder: Path) -> tuple[Any, dict[str, Path]]:
-    """What `save_state` wrote, with references for tensors, and the file that each of them is in."""
+    """Read what `save_state` wrote, with references for tensors, and return the file that each tensor is in."""
     try:
         plain = _read_plain(folder)
         files: dict[str, Path] = {}
@@ -65,7 +65,7 @@ def read_tree(folder: Path) -> tuple[Any, dict[str, Path]]:
 
 
 def load_state(folder: Path) -> Any:
-    """What `save_state` wrote, with its tensors in host memory."""
+    """Read what `save_state` wrote, with its tensors in host memory."""
     try:
         plain = _read_plain(folder)
         tensors: Shard = {}
@@ -86,12 +86,12 @@ def _read_plain(folder: Path) -> Any:
 def unreadable(folder: Path, error: Exception) -> UserError:
     return UserError(
         f"the trainer's state in {folder} can't be read ({type(error).__name__}: {error}); remove this "
-        "checkpoint to go on from the one before"
+        "checkpoint to resume from the previous one"
     )
 
 
 def _shards(tensors: Sequence[torch.Tensor]) -> Iterator[Shard]:
-    """Tensors under their numbers."""
+    """Yield tensors in shards, named by their numbers."""
     shard: Shard = {}
     size = 0
     for number, tensor in enumerate(tensors):
@@ -104,7 +104,8 @@ def _shards(tensors: Sequence[torch.Tensor]) -> Iterator[Shard]:
 
 
 def _to_plain(value: Any, tensors: list[torch.Tensor]) -> Any:
-    """Containers say what they are: JSON has neither tuples nor numbers as keys."""
+    """Convert a value to JSON. Containers are tagged with their kind: JSON has neither tuples nor keys that are
+    numbers."""
     if isinstance(value, torch.Tensor):
         tensors.append(value)
         return {"tensor": len(tensors) - 1}

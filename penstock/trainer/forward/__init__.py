@@ -1,1 +1,1 @@
-"""The packed forward pass: rows of sequences in, logprobs, entropies and values of their loss tokens out."""
+"""Runs the packed forward pass: rows of sequences in, logprobs, entropies and values of their loss tokens out."""

@@ -1,9 +1,9 @@
-"""What a layer keeps for its backward pass, and whether its operations are fused.
+"""Decides what a layer keeps for its backward pass, and whether its operations are fused.
 
-`full` keeps the input of each layer and runs the layer again in backward. `selective` keeps what is expensive to
-compute and small to hold: attention, and matmuls that do not widen their input. Of the wide matmuls it keeps every
-second (the two of a gated MLP are two thirds of all activations). Everything else is computed again, matmuls of an
-adapter among it: they are wide, but cheap.
+`full` keeps the input of each layer and runs the layer again in backward. `selective` keeps what is expensive
+to compute and small to hold: attention, and matmuls that do not widen their input. It also keeps every second
+of the wide matmuls (the two of a gated MLP are two thirds of all activations). Everything else is recomputed,
+including an adapter's matmuls, which are wide but cheap.
 """
 
 from collections.abc import Callable
@@ -33,7 +33,7 @@ ATTENTION = (
 
 
 def enable_checkpointing(model: nn.Module, mode: Checkpointing) -> None:
-    """Make the layers of a Hugging Face model keep less. Nothing changes outside of training."""
+    """Make the layers of a Hugging Face model keep fewer activations. Nothing changes outside of training."""
     if mode == "full":
         _enable_full(model)
     elif mode == "selective":
@@ -45,23 +45,24 @@ def enable_checkpointing(model: nn.Module, mode: Checkpointing) -> None:
 
 
 def compile_layers(model: nn.Module, backend: str | Callable[..., Any] = "inductor") -> None:
-    """Fuse each layer with `torch.compile`: one compilation serves all layers of a kind and rows of any length. Run
-    them within `compiler_settings`."""
+    """Fuse each layer with `torch.compile`: one compilation serves all layers of a kind and rows of any length.
+    Run the layers within `compiler_settings`."""
     for layer in layers_of(model):
         layer.compile(backend=backend, dynamic=True)
 
 
 def compiler_settings() -> AbstractContextManager[None]:
-    """Settings for forward passes of compiled layers, in the thread that runs them: newer versions of torch have
-    settings of their own in every thread.
+    """Apply the settings that forward passes of compiled layers need, in the thread that runs them: newer
+    versions of torch keep settings per thread.
 
-    Beyond torch's limit of compilations layers run uncompiled, almost silently. The default of eight is too low for
-    a model with two kinds of layers, shared prompts or not, and passes with and without gradient. Sizes vary from
-    row to row, but a layer's own numbers never do. If torch took its floats for variables at first, it would trace
-    the layer twice. In a layer that FSDP2 manages it takes integers for variables too, and a rotary embedding whose
-    head dimension is one takes ten times as long. A router that replays enters a mode and leaves it again
-    (`models/routing.py`), which torch takes for a side effect: unless that may be left out of the recomputation, it
-    would not compile checkpointed layers."""
+    Beyond torch's recompile limit, layers run uncompiled, almost silently. The default of eight is too low
+    for a model with two kinds of layers, shared prompts or not, and passes with and without gradient. Sizes
+    vary from row to row, but a layer's own numbers never do. If torch took its floats for variables at first,
+    it would trace the layer twice. In a layer that FSDP2 manages it takes integers for variables too, and a
+    rotary embedding whose head dimension is a variable takes ten times as long. A router that replays enters
+    a mode and leaves it again (`models/routing.py`), which torch takes for a side effect. Unless the
+    recomputation may skip side effects, torch would not compile checkpointed layers.
+    """
     settings: Any = torch._dynamo.config
     patched: AbstractContextManager[None] = settings.patch(
         recompile_limit=RECOMPILE_LIMIT,
@@ -77,8 +78,8 @@ def layers_of(model: nn.Module) -> list[nn.Module]:
 
 
 def _enable_full(model: Any) -> None:
-    """transformers recomputes only layers that are `training`, so that flag alone is set on them; what they
-    hold stays in eval mode, without dropout."""
+    """Set only the layers' own `training` flag, because transformers recomputes only layers that have it. The
+    modules in them stay in eval mode, without dropout."""
     draws = draws_dropout(model)
     model.gradient_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": draws})
     for module in model.modules():
@@ -87,10 +88,11 @@ def _enable_full(model: Any) -> None:
 
 
 class _Selective:
-    """Mixed into a layer's class: its forward, under selective recomputation. Names of parameters stay."""
+    """Runs a layer's forward under selective recomputation. It is mixed into the layer's class; parameter names
+    stay the same."""
 
     _penstock_draws: bool
-    """Whether it has dropout, so that its random numbers must be the same again."""
+    """Whether the layer has dropout, so that recomputation must draw the same random numbers."""
     _penstock_contexts: Callable[[], Any]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -116,7 +118,7 @@ def _selective_class(kind: type[nn.Module]) -> type[nn.Module]:
 
 
 def _adapter_ranks(model: nn.Module) -> frozenset[int]:
-    """The inner widths of the model's adapters, by which their matmuls are known."""
+    """Return the inner widths of the model's adapters, by which their matmuls are recognised."""
     return frozenset(
         int(parameter.shape[0]) for name, parameter in model.named_parameters() if ".lora_A." in name
     )
@@ -127,7 +129,7 @@ def _contexts(ranks: frozenset[int]) -> Any:
 
 
 def _make_policy(ranks: frozenset[int]) -> Callable[..., CheckpointPolicy]:
-    """A policy for one run of one layer; forward and recomputation count their matmuls alike."""
+    """Make a policy for one run of one layer; forward and recomputation count their matmuls in the same order."""
     num_wide = {False: 0, True: 0}
 
     def policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
@@ -150,12 +152,13 @@ def _make_policy(ranks: frozenset[int]) -> Callable[..., CheckpointPolicy]:
 
 
 class GradientDropout(nn.Dropout):
-    """The rest of the model stays in eval mode, so the `training` flag says nothing here."""
+    """Drops inputs whenever gradients are enabled: the model stays in eval mode, so the `training` flag says
+    nothing."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         return functional.dropout(input, self.p, training=torch.is_grad_enabled())
 
 
 def draws_dropout(model: nn.Module) -> bool:
-    """Whether a pass that is run again must draw the same random numbers."""
+    """Return whether a recomputed pass must draw the same random numbers."""
     return any(isinstance(module, GradientDropout) and module.p > 0 for module in model.modules())

@@ -1,4 +1,4 @@
-"""A dummy batch: the trainer compiles with it before the first real micro-batch comes."""
+"""Makes a dummy batch, with which the trainer compiles before the first real micro-batch comes."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -11,14 +11,14 @@ from penstock.trainer.forward.packed_row import PackedRow
 
 PROMPT, ANSWERS = 37, (211, 173, 149)
 """Tokens of the first group; prompts of the others are a little longer. All sizes of a row differ, so that the
-compiler cannot take two of them for the same."""
+compiler can't assume that two of them are equal."""
 
 
 FILLER_TOKENS = 16
 
 
 def filler(model: Any, device: str) -> PackedRow:
-    """As short as a row can be: what a rank runs that has fewer rows than others."""
+    """Make the shortest possible row, for a rank that has fewer rows than others."""
     vocabulary = model.get_input_embeddings().num_embeddings
     longest = max_positions(model.config)
     return dummy_batch(vocabulary, FILLER_TOKENS, device, longest=longest, shared_prompts=False)
@@ -27,8 +27,8 @@ def filler(model: Any, device: str) -> PackedRow:
 def dummy_batch(
     vocabulary: int, tokens: int, device: str, *, longest: int, shared_prompts: bool
 ) -> PackedRow:
-    """A row of this many tokens, made of sequences of at most `longest`. It is as long as a real row, because code
-    that was compiled for a short row does not serve long ones."""
+    """Make a row of this many tokens out of sequences of at most `longest`. It is as long as a real row, because
+    code that was compiled for a short row does not serve long ones."""
     scale = min(1.0, longest / 512, tokens / 1024)
     answers = [max(2, int(scale * answer)) for answer in ANSWERS]
     sequences: list[TrainSequence] = []
@@ -57,7 +57,7 @@ def _prompts(scale: float) -> Iterator[int]:
 
 
 def dummy_turn(prompt_ids: np.ndarray, output_ids: np.ndarray, vocabulary: int) -> Turn:
-    """Logprobs as of a uniform policy."""
+    """Make a turn with the logprobs of a uniform policy."""
     return Turn(
         prompt_ids=prompt_ids.astype(np.int32),
         output_ids=output_ids.astype(np.int32),
@@ -70,7 +70,8 @@ def dummy_turn(prompt_ids: np.ndarray, output_ids: np.ndarray, vocabulary: int) 
 
 
 def _sequence(group: int, episode: int, prompt: int, answer: int, vocabulary: int) -> TrainSequence:
-    """Answers of a group differ from their first token on, so that nothing but the prompt is shared."""
+    """Make a sequence. The answers of a group differ from their first token on, so that they share only the
+    prompt."""
     answer_ids = np.arange(episode, episode + answer) % vocabulary
     turn = dummy_turn(np.arange(prompt) % vocabulary, answer_ids, vocabulary)
     return TrainSequence(sample=sample_of_turn(turn), group=group, episode=episode)

@@ -1,12 +1,13 @@
-"""Logprobs and entropy of given tokens from hidden states, in chunks, so that the full logits never exist.
+"""Computes logprobs and entropy of given tokens from hidden states, in chunks, so that the full logits never
+exist.
 
-Only rows that predict a token of the loss are projected. Forward keeps nothing of vocabulary size but
-the last chunk when it is the only one; backward projects again, chunk by chunk, and adds up the
-gradient of the output embedding in place. On a GPU the logits of a chunk come from a half-precision matmul with
-float32 output, and Triton kernels read them once in each direction.
+Only rows that predict a token of the loss are projected. Forward keeps nothing of vocabulary size, except the
+last chunk when it is the only one. Backward projects again, chunk by chunk, and adds up the gradient of the
+output embedding in place. On a GPU the logits of a chunk come from a half-precision matmul with float32
+output, and Triton kernels read them once in each direction.
 
-An adapter on the output embedding makes the rows of that matmul wider, so nothing is rounded that the layer itself
-would not round:
+An adapter on the output embedding widens the operands of that matmul. So nothing is rounded that the layer
+itself would not round:
 
     states · Wᵀ + scale · (states · Aᵀ) · Bᵀ  =  [states, scale · states · Aᵀ] · [W, B]ᵀ
 """
@@ -29,11 +30,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptIds:
-    """What truncated sampling left, in CSR form: row i kept `ids[offsets[i]:offsets[i+1]]`; an empty
-    row kept everything."""
+    """Holds the ids that truncated sampling kept, in CSR form: row i kept `ids[offsets[i]:offsets[i+1]]`; an
+    empty row kept everything."""
 
     offsets: torch.Tensor
-    """On the host: it is asked for sizes, and a device would have to be waited for."""
+    """In host memory: sizes are read from it, which would wait for a device."""
     ids: torch.Tensor
     are_local: bool = False
     """Whether `ids` are counted within a rank's part of the vocabulary (`split_vocabulary.py`)."""
@@ -41,7 +42,7 @@ class KeptIds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogitShape:
-    """What a model does to its logits after the projection: a scale, then a soft-cap."""
+    """Applies what a model does to its logits after the projection: a scale, then a soft-cap."""
 
     scale: float = 1.0
     softcap: float | None = None
@@ -64,7 +65,7 @@ class LogitShape:
         return logits
 
     def grad_(self, grad: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-        """Turn the gradient of the shaped logits into that of the raw ones, in place."""
+        """Convert the gradient of the shaped logits into that of the raw ones, in place."""
         if self.softcap is not None:
             grad *= 1 - (logits / self.softcap) ** 2
         return grad.mul_(self.scale) if self.scale != 1.0 else grad
@@ -73,9 +74,10 @@ class LogitShape:
 class TokenHead:
     """Turns one packed row into logprobs of its target tokens, for any causal LM.
 
-    `states` runs the model up to the last hidden states; calling the head projects chosen rows of them. When
-    the head cannot reproduce the model's own logits on a few tokens, it uses the model's full logits
-    instead, and the log says so."""
+    `states` runs the model up to the last hidden states; calling the head projects chosen rows of them. If
+    the head can't reproduce the model's own logits on a few tokens, it uses the model's full logits instead,
+    and logs a warning.
+    """
 
     def __init__(self, model: nn.Module, *, chunk_tokens: int = 1024) -> None:
         if chunk_tokens < 1:
@@ -91,7 +93,7 @@ class TokenHead:
         return self._full_logits
 
     def states(self, input_ids: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
-        """(tokens, width) for a (1, tokens) row: hidden states, or logits in the fallback."""
+        """Return (tokens, width) for a (1, tokens) row: hidden states, or logits in the fallback."""
         row = {"input_ids": input_ids, "position_ids": position_ids, "use_cache": False}
         if self._full_logits:
             return self.model(**row).logits[0]  # type: ignore[no-any-return]
@@ -104,8 +106,9 @@ class TokenHead:
         temperature: torch.Tensor,
         kept: KeptIds | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logprob of each target and entropy of its distribution, both (rows,) and differentiable, of
-        the distribution that was sampled from: at its temperature, over the kept ids alone."""
+        """Return the logprob of each target and the entropy of its distribution, both (rows,) and
+        differentiable. The distribution is the one that was sampled from: at its temperature, over the kept
+        ids alone."""
         part: VocabularyPart | None = None
         if self._full_logits:
             weight, bias, shape = None, None, LogitShape()
@@ -147,34 +150,34 @@ class TokenHead:
 
 
 def states_dtype(model: nn.Module) -> torch.dtype:
-    """The dtype the model computes in: that of its first parameter."""
+    """Return the dtype that the model computes in: that of its first parameter."""
     return next(model.parameters()).dtype
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Projection:
-    """How rows are projected: what belongs to all chunks, and needs no gradient."""
+    """Holds what the projection of all chunks shares and what needs no gradient."""
 
     kept: KeptIds | None
     shape: LogitShape
     chunk: int
     fused: bool
-    """Whether the kernels read the logits."""
+    """Whether the Triton kernels compute statistics and gradients."""
     vocabulary: VocabularyPart | None
 
     def chunks(self, rows: int) -> Iterator[slice]:
         return (slice(start, min(start + self.chunk, rows)) for start in range(0, rows, self.chunk))
 
     def prepare(self, raw: torch.Tensor, temperature: torch.Tensor, part: slice) -> torch.Tensor:
-        """What gradients are made from: for the kernels the raw logits, else the shaped ones over their
-        temperature; minus infinity where truncation cut."""
+        """Return what gradients are made from: the raw logits for the kernels, else the shaped logits over their
+        temperature. Ids that truncation cut become minus infinity."""
         logits = raw if self.fused else self.shape.apply(raw) / temperature[:, None]
         return logits if self.kept is None else _restrict(logits, self.kept, part.start, part.stop)
 
     def normalise(
         self, raw: torch.Tensor, temperature: torch.Tensor, part: slice
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The prepared logits of a chunk, the logs of their normalisers, and their entropies."""
+        """Return a chunk's prepared logits, the logs of their normalisers, and their entropies."""
         logits = self.prepare(raw, temperature, part)
         if self.fused:
             from penstock.trainer.forward.logprob_kernel import statistics
@@ -186,7 +189,7 @@ class Projection:
         return logits, lse, lse - (probs * logits).nan_to_num_(nan=0.0).sum(dim=-1)
 
     def gradient(self, logits: torch.Tensor, rows: "_Rows", dtype: torch.dtype) -> torch.Tensor:
-        """The gradient of the raw logits of one chunk, from its prepared ones."""
+        """Return the gradient of one chunk's raw logits, from its prepared ones."""
         if self.fused:
             from penstock.trainer.forward.logprob_kernel import gradient
 
@@ -196,7 +199,7 @@ class Projection:
 
 
 class _Rows(NamedTuple):
-    """What backward knows of the rows of a chunk, beside their logits."""
+    """Holds what backward needs of the rows of a chunk beside their logits."""
 
     targets: torch.Tensor
     temperature: torch.Tensor
@@ -210,7 +213,7 @@ class _Rows(NamedTuple):
 
 
 class _Logprobs(torch.autograd.Function):
-    """Project, shape, divide by the temperature, restrict, normalise: forward and backward by hand."""
+    """Projects, shapes, divides by the temperature, restricts and normalises, with a hand-written backward."""
 
     @staticmethod
     def forward(
@@ -229,7 +232,7 @@ class _Logprobs(torch.autograd.Function):
             raw = _project(states[part], weight, bias)
             chosen[part] = _chosen(raw, targets[part], head.shape) / temperature[part]
             logits, lse[part], entropy[part] = head.normalise(raw, temperature[part], part)
-            # Else a chunk would live on while the next one is made.
+            # Without this, a chunk would stay in memory while the next one is made.
             del raw
             logits = logits if rows <= head.chunk else None
         if head.vocabulary is not None:
@@ -248,7 +251,7 @@ class _Logprobs(torch.autograd.Function):
             grad_logprobs = torch.zeros_like(lse)
         rows = _Rows(targets, temperature, lse, entropy, grad_logprobs, grad_entropy)
         grad_states = torch.empty_like(states)
-        # An embedding that is not trained (under an adapter) gets no gradient, which would be its largest.
+        # An embedding that is not trained (under an adapter) gets no gradient: it would be the largest tensor.
         _, trains_weight, trains_bias, *_ = ctx.needs_input_grad
         grad_weight = torch.zeros_like(weight, dtype=torch.float32) if trains_weight else None
         grad_bias = torch.zeros_like(bias, dtype=torch.float32) if trains_bias else None
@@ -276,13 +279,13 @@ class _Logprobs(torch.autograd.Function):
 
 
 def _chosen(raw: torch.Tensor, targets: torch.Tensor, shape: LogitShape) -> torch.Tensor:
-    """The shaped logits of the targets; zero where another rank has them."""
+    """Return the shaped logits of the targets, zero for targets that another rank has."""
     logits = shape.apply(raw.gather(1, targets.clamp_min(0)[:, None]))[:, 0]
     return torch.where(targets == ELSEWHERE, 0.0, logits)
 
 
 def _project(states: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None) -> torch.Tensor:
-    """Raw logits, the caller's own. On a GPU a half-precision matmul accumulates and returns float32."""
+    """Return raw logits in a new tensor. On a GPU a half-precision matmul accumulates and returns float32."""
     if weight is None:
         return states.clone(memory_format=torch.contiguous_format)
     if not _sums_in_float32(states):
@@ -291,7 +294,7 @@ def _project(states: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tens
 
 
 def _add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
-    """total += left @ right, in float32."""
+    """Add left @ right to `total`, in float32."""
     if _sums_in_float32(right):
         torch.addmm(total, left, right, out_dtype=torch.float32, out=total)
     else:
@@ -318,7 +321,7 @@ def _gradient(scaled: torch.Tensor, rows: _Rows, shape: LogitShape) -> torch.Ten
 
 
 def _restrict(scaled: torch.Tensor, kept: KeptIds, start: int, stop: int) -> torch.Tensor:
-    """Minus infinity outside the kept ids, for the rows that were truncated; in place."""
+    """Set logits outside the kept ids to minus infinity, in place, for the rows that were truncated."""
     offsets = kept.offsets[start : stop + 1]
     first, last = int(offsets[0]), int(offsets[-1])
     if first == last:
@@ -338,7 +341,8 @@ def _restrict(scaled: torch.Tensor, kept: KeptIds, start: int, stop: int) -> tor
 
 
 def head_of(embedding: Any, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """States and weights whose product is what the output embedding, perhaps with an adapter, makes of `states`."""
+    """Return states and weights whose product is the output embedding's result for `states`, with its adapter if
+    it has one."""
     weight: torch.Tensor = embedding.weight
     if getattr(embedding, "disable_adapters", True):
         return states, weight

@@ -1,8 +1,8 @@
-"""Softmax statistics of rows of logits, and their gradient, in one pass each.
+"""Computes the softmax statistics of rows of logits, and their gradient, with one pass of a Triton kernel each.
 
-The chunked head (`trainer.forward.logprob_head`) makes a chunk of logits with one matmul; what remains is
-bound by memory, so each kernel reads the chunk once. Statistics use the online softmax, lane by lane, and
-join lanes at the end. Minus infinity marks ids that truncated sampling cut: no probability and no gradient.
+The chunked head (`trainer.forward.logprob_head`) makes a chunk of logits with one matmul. What remains is
+memory-bound, so each kernel reads the chunk once. Statistics use the online softmax, lane by lane, and join
+the lanes at the end. Minus infinity marks ids that truncated sampling cut: no probability and no gradient.
 """
 
 import torch
@@ -97,7 +97,7 @@ def _gradient_kernel(
 def statistics(
     logits: torch.Tensor, temperature: torch.Tensor, *, scale: float = 1.0, softcap: float | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log of the normaliser and entropy, (rows,) each, of the raw (rows, vocabulary) logits."""
+    """Return the log of the normaliser and the entropy, (rows,) each, of the raw (rows, vocabulary) logits."""
     rows, width = logits.shape
     lse, entropy = (torch.empty(rows, device=logits.device) for _ in range(2))
     if rows:
@@ -121,7 +121,7 @@ def gradient(
     scale: float = 1.0,
     softcap: float | None = None,
 ) -> torch.Tensor:
-    """The gradient of the raw logits, in `dtype`."""
+    """Return the gradient of the raw logits, in `dtype`."""
     rows, width = logits.shape
     grad = torch.empty(rows, width, dtype=dtype, device=logits.device)
     if rows:

@@ -1,8 +1,8 @@
-"""Attention over packed rows: several sequences side by side in one row, each blind to the others.
+"""Computes attention over packed rows: several sequences side by side in one row, none of which sees the others.
 
 The model itself never sees padding. On a GPU in half precision, torch's variable-length flash attention takes
 the row as it is. Elsewhere, and for what that kernel lacks (soft-caps, sinks), sequences are gathered inside
-attention into a few buckets of like length, right-padded: under a causal mask right padding needs no mask,
+attention into a few buckets of similar length, right-padded. Right padding needs no mask under a causal one,
 since no real query looks to its right, so each bucket is one call to `scaled_dot_product_attention`.
 Sequences may share a prefix (`penstock.trainer.forward.shared_prefixes`).
 """
@@ -22,13 +22,13 @@ from penstock.trainer.forward.varlen_attention import Boundaries, VarlenFunction
 
 BUCKET_RATIO = 0.7
 BUCKET_SLACK = 32
-"""A sequence that is shorter than its bucket by more than this many tokens, and by more than this share,
-opens the next bucket: padding a little costs less than another call."""
+"""A sequence opens a new bucket if it is more than `BUCKET_SLACK` tokens shorter than its bucket and below
+`BUCKET_RATIO` of its length: a little padding costs less than another call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bucket:
-    """`rows` sequences, right-padded to `length`, that start at `start` in the padded order."""
+    """Holds `rows` sequences, right-padded to `length`, that start at `start` in the padded order."""
 
     start: int
     rows: int
@@ -37,7 +37,7 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """How packed order and padded order map onto each other."""
+    """Maps packed order and padded order onto each other."""
 
     buckets: tuple[Bucket, ...]
     to_padded: torch.Tensor | None
@@ -47,7 +47,7 @@ class Layout:
 
     @classmethod
     def of(cls, lengths: Sequence[int], device: torch.device | str = "cpu") -> "Layout":
-        """Buckets are runs of the sequences sorted by length, longest first."""
+        """Sort the sequences by length, longest first, and cut that order into buckets."""
         if not lengths or min(lengths) < 1:
             raise ValueError(f"lengths must be one or more numbers >= 1, got {list(lengths)}")
         order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
@@ -78,12 +78,13 @@ class Layout:
 
 
 class PackedAttention:
-    """The trainer's attention backend. `set_lengths` says how the next forward passes are packed.
+    """Implements attention for the trainer. `set_lengths` says how the next forward passes are packed.
 
-    Exact for grouped queries, sliding windows, soft-caps and sinks, and differentiable."""
+    Exact for grouped queries, sliding windows, soft-caps and sinks, and differentiable.
+    """
 
     def __init__(self, varlen: VarlenFunction | None = None) -> None:
-        """`varlen` is what attends over whole rows; None looks for torch's on the device of the rows."""
+        """`varlen` attends over whole rows; None looks for torch's function on the device of the rows."""
         self._varlen = varlen
         self._looks = varlen is None
         self._lengths: tuple[int, ...] = ()
@@ -96,9 +97,9 @@ class PackedAttention:
     def set_lengths(
         self, lengths: Sequence[int], device: torch.device | str = "cpu", members: Sequence[int] = ()
     ) -> None:
-        """The row holds sequences of these lengths, in this order; with `members` (rests of each prefix),
-        segments as `SharedPrefixes` knows them. Holds until the next call, so a recomputed (checkpointed)
-        forward pass sees the same packing as the first."""
+        """Set the lengths of the sequences in the next rows, in order. With `members` (the number of rests of
+        each prefix) they are the segments that `SharedPrefixes` describes. They hold until the next call, so
+        a recomputed (checkpointed) forward pass sees the same packing as the first."""
         if not lengths or min(lengths) < 1:
             raise ValueError(f"lengths must be one or more numbers >= 1, got {list(lengths)}")
         if self._looks:
@@ -111,7 +112,7 @@ class PackedAttention:
         self._single = False
 
     def set_single(self) -> None:
-        """Every row is one sequence, whatever its length: no packing until the next `set_lengths`."""
+        """Treat every row as one sequence, whatever its length, until the next `set_lengths`."""
         self._lengths, self._shared, self._boundaries, self._layout = (), None, None, None
         self._single = True
 
@@ -125,7 +126,7 @@ class PackedAttention:
     ) -> torch.Tensor:
         if self._single:
             return causal_attention(query, key, value, options).transpose(1, 2)
-        if not torch.compiler.is_compiling():  # a graph that knew the lengths would serve no other row
+        if not torch.compiler.is_compiling():  # a graph with these lengths in it would serve no other row
             self._check(query)
         flat_query, flat_key, flat_value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
         if self._shared is not None:
@@ -149,7 +150,7 @@ class PackedAttention:
     def _attend_in_buckets(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
     ) -> torch.Tensor:
-        """This is not compiled: how sequences fall into buckets changes with every row."""
+        """Attend bucket by bucket. This is not compiled, because the buckets change with every row."""
         if self._layout is None:
             lengths = self._lengths if self._shared is None else self._shared.lengths
             self._layout = Layout.of(lengths, self._device)
@@ -172,7 +173,8 @@ class PackedAttention:
 def causal_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
 ) -> torch.Tensor:
-    """Causal attention of (rows, heads, length, head_dim) with all that Hugging Face models ask for."""
+    """Compute causal attention of (rows, heads, length, head_dim), with every option that Hugging Face models
+    use."""
     length, sliding_window = query.shape[2], options.sliding_window
     softcap, sinks = options.softcap, options.sinks
     windowed = sliding_window is not None and sliding_window < length
@@ -203,7 +205,7 @@ def causal_attention(
 
 
 def _band(length: int, window: int | None, device: torch.device) -> torch.Tensor:
-    """(length, length): key j is visible to query i when j <= i, and i - j < window."""
+    """Return a (length, length) mask: key j is visible to query i when j <= i, and i - j < window."""
     ones = torch.ones(length, length, dtype=torch.bool, device=device)
     causal = ones.tril()
     return causal if window is None else causal & ones.triu(1 - window)
@@ -222,8 +224,8 @@ def _to_packed(padded: torch.Tensor, layout: Layout) -> torch.Tensor:
 
 
 class _Pad(torch.autograd.Function):
-    """Packed to padded order. Padding repeats token 0, and its gradient is zero by construction (no
-    real query sees it), so the gradient is a plain gather and not a scatter-add."""
+    """Converts packed to padded order. Padding repeats token 0. Its gradient is zero by construction, since no
+    real query sees it, so the gradient is a plain gather and not a scatter-add."""
 
     @staticmethod
     def forward(ctx: Any, packed: torch.Tensor, layout: Layout) -> torch.Tensor:
@@ -237,7 +239,7 @@ class _Pad(torch.autograd.Function):
 
 
 class _Unpad(torch.autograd.Function):
-    """Padded to packed order: padding is dropped, and gets a zero gradient."""
+    """Converts padded to packed order: padding is dropped, and gets a zero gradient."""
 
     @staticmethod
     def forward(ctx: Any, padded: torch.Tensor, layout: Layout) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""A causal LM as the trainer sees it: packed rows in, logprobs of their loss tokens out."""
+"""Wraps a causal LM as the trainer uses it: packed rows in, logprobs of their loss tokens out."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -32,41 +32,42 @@ from penstock.trainer.forward.value_head import ValueHead
 log = logging.getLogger(__name__)
 
 WITHIN = "penstock_within"
-"""The method of a split model that calls a function while the weights outside its layers are there."""
+"""The name of a split model's method that calls a function while the weights outside its layers are gathered."""
 SHARED = 9
-"""Tokens that the pair of sequences of the attention check begins with."""
+"""The number of tokens that the two sequences of the attention check share."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenOutputs:
-    """What a forward pass says at every loss token of a row."""
+    """Holds what a forward pass returns for every loss token of a row."""
 
     logprobs: torch.Tensor
     entropy: torch.Tensor
     values: torch.Tensor | None
     routing: torch.Tensor | None = None
-    """Where routes are replayed: (layer, token) choices that would have flipped, all, and those replayed."""
+    """If routes are replayed, the numbers of (layer, token) choices: that would have flipped, in all, replayed."""
 
 
 class RowSplit(Protocol):
-    """How the ranks of a context share a row (`penstock.trainer.parallel.split_sequences`)."""
+    """Shares a row among the ranks of a context (`penstock.trainer.parallel.split_sequences`)."""
 
     @property
     def size(self) -> int: ...
 
     def own(self, row: PackedRow) -> Any:
-        """What this rank runs of a row."""
+        """Return the part of a row that this rank runs."""
 
     def joined(
         self, own: Any, row: PackedRow, outputs: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """What all ranks say of the whole row."""
+        """Join the outputs of all ranks into those of the whole row."""
 
 
 class PackedModel:
-    """Wraps a Hugging Face causal LM with packed attention, the chunked head and, for PPO, a value head.
+    """Runs packed rows through a Hugging Face causal LM, the chunked head and, for PPO, a value head.
 
-    Dropout stays off: logprobs must be those of the policy that acts."""
+    Dropout stays off: logprobs must be those of the policy that acts.
+    """
 
     def __init__(
         self,
@@ -78,7 +79,7 @@ class PackedModel:
         value_head: ValueHead | None = None,
         replays_routing: bool = True,
     ) -> None:
-        """Routers choose anew without `replays_routing`, also where a row says what was chosen."""
+        """Without `replays_routing`, routers choose anew even for rows that have recorded experts."""
         attention.register()
         causal_lm: Any = model
         causal_lm.set_attn_implementation(attention.IMPLEMENTATION)
@@ -111,12 +112,12 @@ class PackedModel:
         return self._model
 
     def split(self, split: Callable[[nn.Module], None], device: str) -> None:
-        """Split the model over ranks, in place. It was checked as a whole before."""
+        """Split the model over ranks, in place. It was verified as a whole before."""
         split(self._model)
         self._device = torch.device(device)
 
     def split_rows(self, context: "RowSplit", wrap: Callable[[AttentionBackend], AttentionBackend]) -> None:
-        """Run only this rank's part of every row from now on, where its attention is what `wrap` makes of it."""
+        """Run only this rank's part of every row from now on, with the attention that `wrap` returns."""
         if not self._packs or self._head.uses_full_logits:
             name = type(self._model).__name__
             raise UserError(
@@ -127,17 +128,17 @@ class PackedModel:
 
     @property
     def shares_prefixes(self) -> bool:
-        """Whether rows may lay a prefix once for several sequences."""
+        """Return whether a row may hold a prefix once for several sequences."""
         return self._shares
 
     @property
     def routers(self) -> Routers | None:
-        """The routers of a mixture-of-experts model whose choices can be replayed."""
+        """Return the routers of a mixture-of-experts model whose choices can be replayed."""
         return self._routers
 
     def __call__(self, row: PackedRow, *, replays_routing: bool = True) -> TokenOutputs:
-        """A row's backward must come before the next row: layers that are computed again in it replay the routes of
-        the last row."""
+        """Run a row. Its backward must come before the next row, because layers that are recomputed in backward
+        replay the routes of the last row."""
         replay = self._begin_replay(row) if replays_routing else None
         if self._routers is not None:
             self._routers.choices = replay
@@ -155,23 +156,23 @@ class PackedModel:
         return row.routing.replay()
 
     def require_routers(self) -> Routers:
-        """The routers, or a refusal that says why their choices can't be replayed."""
+        """Return the routers, or raise an error that says why their choices can't be replayed."""
         if self._routers is None:
             raise UserError(self._no_routers or "routes were recorded, and the trained model has no experts")
         return self._routers
 
     @torch.no_grad()
     def chosen(self, row: PackedRow) -> torch.Tensor:
-        """(layers, tokens, k): the experts that the live routers choose for a row."""
+        """Return (layers, tokens, k): the experts that the live routers choose for a row."""
         routers = self.require_routers()
         routers.watch()
         recording = Recording(routers.shape.num_layers)
-        with routers.seen_by(recording):
+        with routers.observed_by(recording):
             self._outputs(row)
         return torch.stack([ids for ids in recording.ids if ids is not None])
 
     def expect_routes(self) -> None:
-        """Rows will come with recorded routes: layers are compiled for those, which serve rows without them too."""
+        """Prepare for rows with recorded routes: layers compiled for them also serve rows without."""
         if self._routers is not None:
             self._routers.watch()
 
@@ -180,13 +181,14 @@ class PackedModel:
         return TokenOutputs(logprobs=logprobs, entropy=entropy, values=values)
 
     def _compute(self, row: PackedRow) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """Tensors in a tuple: of what a split model gives, only those have gradients that it sees."""
+        """Run one row. A tuple of tensors is the only form in which a split model's hooks find outputs that need
+        a gradient."""
         own = row if self._context is None else self._context.own(row)
         with compiler_settings() if self._compiled else nullcontext():
             states = self._states(own.input_ids, own.position_ids, own.lengths, own.members)
         states = gather(states, own.rows) if row.num_shared_tokens else states.index_select(0, own.rows)
         logprobs, entropy = self._head(states, own.targets, own.temperature, own.kept)
-        # A copy: of a view, the hooks of a split model could be lost.
+        # Cloned, because a split model could lose its hooks on a view.
         values = None if self._value_head is None else self._value_head(states).clone()
         if self._context is None:
             return logprobs, entropy, values
@@ -194,7 +196,7 @@ class PackedModel:
 
     @torch.no_grad()
     def _find_routers(self, model: nn.Module) -> tuple[Routers | None, str]:
-        """The routers, or why there are none to replay. That matters only where routes were recorded."""
+        """Return the routers, or why none can be replayed; the reason matters only if routes were recorded."""
         one = torch.zeros(1, 1, dtype=torch.long, device=self._device)
         self._attention.set_single()
         try:
@@ -230,9 +232,9 @@ class PackedModel:
     @torch.no_grad()
     def _verify(self, name: str, vocabulary: int) -> None:
         """Check on a few tokens that the head gives the model's logits, that packed sequences do not see each
-        other, and that a sequence is the same behind a shared prefix. Layers with a state of their own
-        (convolutions, state-space models) and attention that is not behind transformers' interface fail: then
-        sequences go through the model one at a time."""
+        other, and that a sequence is the same behind a shared prefix. A model whose layers have a state of
+        their own (convolutions, state-space models), or whose attention is outside of transformers'
+        interface, fails the check. Its sequences run one at a time."""
         ids = torch.arange(7, device=self._device)[None] % vocabulary
         positions = torch.tensor([[0, 1, 2, 0, 1, 2, 3]], device=self._device)
         self._attention.set_single()
@@ -268,7 +270,8 @@ class PackedModel:
 
 
 def within(model: nn.Module) -> Callable[..., Any]:
-    """Calls a function, with the weights there that a split model gathers for its forward pass."""
+    """Return a function that calls another one with all weights present that a split model gathers for its
+    forward pass."""
     found: Callable[..., Any] = getattr(model, WITHIN, call)
     return found
 
@@ -277,8 +280,8 @@ def call(function: Callable[..., Any], *args: Any) -> Any:
     return function(*args)
 
 
-def let_go(model: nn.Module) -> None:
-    """Give back what a forward pass without a backward pass has left gathered: the weights are about to change."""
+def release_gathered(model: nn.Module) -> None:
+    """Release the weights that a forward pass without backward has left gathered, before the weights change."""
     for module in model.modules():
         reshard: Any = getattr(module, "reshard", None)
         if reshard is not None:
@@ -288,13 +291,13 @@ def let_go(model: nn.Module) -> None:
 def check_packed_attention(
     config: Any, max_context: int, *, say: Callable[[str], None] = log.warning
 ) -> None:
-    """Refuse a model that packed rows would not compute as its own code does. `say` is told where that can't be
-    known."""
+    """Refuse a model that packed rows would not compute as its own code does. `say` receives a warning if that
+    can't be checked."""
     check_attention(config, max_context=max_context, ours=packed_logprobs, doing="trained", say=say)
 
 
 def packed_logprobs(twin: nn.Module, sequences: Sequence[Sequence[int]]) -> list[torch.Tensor]:
-    """Logprobs of each sequence's tokens after the first, all sequences in one row."""
+    """Return the logprobs of each sequence's tokens after the first, with all sequences in one row."""
     policy = PackedModel(twin, chunk_tokens=64)
     row = PackedRow.of([_whole(sequence, 1, group) for group, sequence in enumerate(sequences)])
     assert row is not None
@@ -308,7 +311,7 @@ def packed_logprobs(twin: nn.Module, sequences: Sequence[Sequence[int]]) -> list
 def _behind_a_shared_prompt(
     policy: PackedModel, sequence: Sequence[int], alone: torch.Tensor
 ) -> torch.Tensor:
-    """The same, the end of the sequence computed as one of two that share their beginning."""
+    """Return the sequence's logprobs, its end computed as one of two sequences that share their beginning."""
     other = [*sequence[:SHARED], *reversed(sequence[SHARED:])]
     pair = [_whole(each, SHARED, 0) for each in (other, sequence)]
     row = PackedRow.of(pair, shared_prompts=True)

@@ -1,4 +1,4 @@
-"""One micro-batch as tensors: a packed row for the model, and flat columns over its loss tokens."""
+"""Builds one micro-batch as tensors: a packed row for the model, and flat columns over its loss tokens."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,16 +17,18 @@ from penstock.trainer.step.sharing import RowLayout, loss_positions
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedRow:
-    """Sequences side by side in a (1, tokens) row, and the loss tokens that it predicts.
+    """Holds sequences side by side in a (1, tokens) row, and the loss tokens that it predicts.
 
-    A sequence is cut after the last position that predicts a loss token: what follows can't matter. What the
-    sequences of a group begin with may be laid once; its last token then predicts the first of each."""
+    A sequence is cut after the last position that predicts a loss token, since what follows can't matter. A
+    prefix that sequences of a group share may be in the row once; its last token then predicts the first one
+    of each.
+    """
 
     sequences: tuple[TrainSequence, ...]
     input_ids: torch.Tensor
     position_ids: torch.Tensor
     lengths: tuple[int, ...]
-    """Of the segments that attention keeps apart: whole sequences, or shared prefixes and their rests."""
+    """Lengths of the segments that attention keeps apart: whole sequences, or shared prefixes and their rests."""
     rows: torch.Tensor
     """(loss tokens,): the position in the row whose hidden state predicts each."""
     targets: torch.Tensor
@@ -36,16 +38,16 @@ class PackedRow:
     counts: tuple[int, ...]
     """Loss tokens of each sequence."""
     positions: tuple[IntArray, ...]
-    """Where they are in each sample."""
+    """Positions of the loss tokens in each sample."""
     kept: KeptIds | None
     columns: dict[str, torch.Tensor] = field(default_factory=dict)
     """(loss tokens,) each, by name; 0 where a sample has none."""
     members: tuple[int, ...] = ()
-    """Rests of each shared prefix, as `penstock.trainer.forward.shared_prefixes` reads them."""
+    """The number of rests of each shared prefix, as `penstock.trainer.forward.shared_prefixes` reads them."""
     num_shared_tokens: int = 0
     """Tokens that sharing left out of the row."""
     routing: RowRouting | None = None
-    """The experts that were chosen when its tokens were sampled; None: routers choose anew."""
+    """The experts that were chosen when the tokens were sampled; None lets routers choose anew."""
 
     @property
     def num_loss_tokens(self) -> int:
@@ -62,9 +64,9 @@ class PackedRow:
         blobs: BlobStore | None = None,
         routing: RoutingShape | None = None,
     ) -> "PackedRow | None":
-        """Pack sequences into a row; None when no sequence has a loss token. `columns` names those of the step,
-        which every row gets. Recorded masks come out of `blobs`, and so do routes where `routing` says what those
-        of the model are like."""
+        """Pack sequences into a row; return None when no sequence has a loss token. `columns` names the step's
+        token columns, which every row gets. Recorded sampling masks are read from `blobs`, and so are routes
+        if `routing` gives the model's routing shape."""
         positions_of = [loss_positions(sequence.sample) for sequence in sequences]
         chosen = [index for index, positions in enumerate(positions_of) if positions.size]
         if not chosen:
@@ -128,7 +130,7 @@ def _values(sample: Sample, name: str) -> FloatArray:
 def _kept(
     picked: list[tuple[Sample, IntArray]], device: torch.device | str, blobs: BlobStore
 ) -> KeptIds | None:
-    """The recorded sampling masks of the loss tokens, joined; tokens without one have no ids."""
+    """Join the recorded sampling masks of the loss tokens; tokens without one have no ids."""
     if not any(sample.sampling_masks for sample, _ in picked):
         return None
     counts: list[IntArray] = []

@@ -1,4 +1,4 @@
-"""What a KL penalty holds the policy to: a frozen model, or the policy's own with its adapter off."""
+"""Provides the reference of a KL penalty: a frozen model, or the policy's own with its adapter off."""
 
 from contextlib import AbstractContextManager
 from typing import Protocol
@@ -8,7 +8,7 @@ from penstock.trainer.forward.packed_row import PackedRow
 
 
 class Reference(Protocol):
-    """Called without gradient."""
+    """Runs a row without gradient."""
 
     @property
     def shares_prefixes(self) -> bool: ...
@@ -18,11 +18,11 @@ class Reference(Protocol):
 
 class Removable(Protocol):
     def off(self) -> AbstractContextManager[None]:
-        """In this block the model is the one that training began with."""
+        """Make the model the one that training began with, in this block."""
 
 
 class AdapterOff:
-    """No second model: the policy's, while its adapter does nothing."""
+    """Uses the policy's own model with its adapter disabled, so that no second model is needed."""
 
     def __init__(self, policy: PackedModel, adapter: Removable, *, replays_routing: bool = False) -> None:
         self._policy, self._adapter = policy, adapter

@@ -1,4 +1,4 @@
-"""The recorded experts of a packed row, token by token."""
+"""Lays out the recorded experts of a packed row, token by token."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,23 +16,24 @@ from penstock.trainer.step.sharing import Segment
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleRoutes:
-    """The experts of a sample's tokens, as they were recorded."""
+    """Holds the recorded experts of a sample's tokens."""
 
     num_tokens: int
     shape: RoutingShape
     pieces: tuple[tuple[int, Routes], ...]
-    """The first token of each record, and its (tokens, layers, k). Tokens between records have none."""
+    """The first token of each record, and its (tokens, layers, k). Tokens between records have no experts."""
 
     @classmethod
     def of(cls, sample: Sample, shape: RoutingShape, blobs: BlobStore) -> "SampleRoutes":
-        """`BlobLost` where a record is missing, or not one of a model of this shape."""
+        """Fetch the records of a sample. Raises `BlobLost` if a record is missing, or belongs to a model of
+        another shape."""
         for ref in sample.routing:
             check_routing(ref, shape)
         pieces = tuple((ref.start, fetch_routes(blobs, ref)) for ref in sample.routing)
         return cls(num_tokens=len(sample.token_ids), shape=shape, pieces=pieces)
 
     def lay(self, start: int, stop: int, ids: Routes, known: BoolArray) -> None:
-        """Write the experts of tokens `start` to `stop` to `ids`, and whether there is a record to `known`."""
+        """Write the experts of tokens `start` to `stop` to `ids`, and whether they are recorded to `known`."""
         ids[:], known[:] = 0, False
         for first, rows in self.pieces:
             begin, end = max(start, first), min(stop, first + len(rows))
@@ -42,7 +43,7 @@ class SampleRoutes:
 
     @property
     def marks(self) -> Routes:
-        """A row for each token: two tokens may run as one where their rows are the same."""
+        """Return one row for each token. Two tokens may run as one only if their rows are equal."""
         ids, known = no_routes(self.shape, self.num_tokens), np.empty(self.num_tokens, dtype=np.bool_)
         self.lay(0, self.num_tokens, ids, known)
         return np.concatenate([known[:, None].astype(ids.dtype), ids.reshape(len(ids), -1)], axis=1)
@@ -50,17 +51,17 @@ class SampleRoutes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowRouting:
-    """Experts of every token of a row."""
+    """Holds the experts of every token of a row."""
 
     ids: torch.Tensor
-    """(layers, tokens, k), in as many bytes as records have."""
+    """(layers, tokens, k), with as many bytes per id as in the records."""
     known: torch.Tensor
     """(tokens,): whether there is a record."""
     num_known: int
 
     @property
     def num_choices(self) -> int:
-        """(layer, token) pairs."""
+        """Return the number of (layer, token) pairs."""
         return int(self.ids.shape[0] * self.ids.shape[1])
 
     @property
@@ -75,10 +76,11 @@ class RowRouting:
     def of(
         cls, records: Sequence[SampleRoutes], segments: Sequence[Segment], *, device: torch.device | str
     ) -> "RowRouting":
-        """`records` are those of the row's sequences. What is laid once has one record in all that share it."""
+        """Lay out the records of the row's sequences. Tokens that several sequences share have the same record
+        in each."""
         target, shape = torch.device(device), records[0].shape
         num_tokens = sum(part.stop - part.start for part in segments)
-        # torch has few operations for unsigned numbers of two bytes
+        # int16 stands in for uint16, for which torch has few operations.
         ids = host_buffer(
             (num_tokens, shape.num_layers, shape.top_k),
             torch.uint8 if shape.id_bytes == 1 else torch.int16,

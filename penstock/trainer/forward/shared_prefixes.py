@@ -1,11 +1,11 @@
-"""Prefixes that several sequences of a packed row share: laid once, seen by each of them.
+"""Lays out a prefix that several sequences of a packed row share once, and lets each of them see it.
 
     prefix A │ prefix B │ alone │ rest A1 │ rest A2 │ rest A3 │ rest B1 │ rest B2
 
-Every segment is causal in itself, and a rest sees its whole prefix before that. All that is outside of
-attention runs once a token. In attention a prefix's keys and values are gathered for each of its rests, so that
-any kernel which aligns fewer queries with the last of more keys computes it, sliding windows included; where
-there is none, the prefix's queries are gathered too, and rows are what they would be without sharing.
+Every segment is causal in itself, and a rest sees its whole prefix before that. Everything outside of
+attention runs once per token. In attention, a prefix's keys and values are gathered for each of its rests.
+Any kernel that aligns fewer queries with the last of more keys can then compute it, sliding windows included.
+Without such a kernel the prefix's queries are gathered too, and rows are what they would be without sharing.
 """
 
 from collections.abc import Sequence
@@ -19,21 +19,21 @@ from penstock.models.transfer import upload
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedPrefixes:
-    """How a row with shared prefixes maps onto the row that repeats them."""
+    """Maps a row with shared prefixes onto the row that repeats them."""
 
     lengths: tuple[int, ...]
-    """Of the sequences in the repeating row: a prefix by itself, then its rests with it in front."""
+    """Lengths of the sequences in the repeating row: prefixes by themselves, then each rest with its prefix."""
     to_repeated: torch.Tensor
-    """(repeated tokens,): the position in the row of each."""
+    """(repeated tokens,): the position of each in the row."""
     to_row: torch.Tensor
-    """(tokens,): one position of each among the repeated."""
+    """(tokens,): one position of each in the repeating row."""
 
     @classmethod
     def of(
         cls, lengths: Sequence[int], members: Sequence[int], device: torch.device | str = "cpu"
     ) -> "SharedPrefixes":
-        """The first segments of the row are the prefixes, the last ones the rests, `members[i]` of them for
-        prefix i."""
+        """Build the mapping. The first segments of the row are the prefixes, the last ones the rests,
+        `members[i]` of them for prefix i."""
         if min(members) < 1 or len(members) + sum(members) > len(lengths):
             raise ValueError(
                 f"{len(lengths)} segments can't be prefixes with {list(members)} rests: every prefix is a "
@@ -62,13 +62,13 @@ class SharedPrefixes:
         )
 
     def repeat(self, row: torch.Tensor) -> torch.Tensor:
-        """(tokens, …) to (repeated tokens, …), differentiably."""
+        """Map (tokens, …) to (repeated tokens, …), differentiably."""
         return gather(row, self.to_repeated)
 
 
 def gather(row: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    """Tokens of a (tokens, …) row, some of them several times. Their gradients are summed in float32: a prompt
-    collects from all of its completions, and a GPU would round after each of them."""
+    """Select tokens of a (tokens, …) row, some of them several times. Their gradients are summed in float32: a
+    prompt collects from all of its completions, and a GPU would round after each of them."""
     return _Gather.apply(row, index)  # type: ignore[no-any-return, no-untyped-call]
 
 

@@ -1,7 +1,7 @@
-"""An output embedding whose rows, the vocabulary, are split over ranks: each projects onto its own part.
+"""Splits the output embedding's rows, the vocabulary, over ranks, so that each projects onto its own part.
 
-The chunked head (`logprob_head.py`) computes normaliser and entropy over a rank's own ids. Here they become those
-over all ids, from three numbers a row, so no rank ever has logits of more than its part.
+The chunked head (`logprob_head.py`) computes normaliser and entropy over a rank's own ids. This module turns
+them into those over all ids, from three numbers per row, so no rank ever has logits beyond its part.
 """
 
 from dataclasses import dataclass
@@ -11,36 +11,36 @@ import torch
 import torch.distributed as dist
 
 ELSEWHERE = -1
-"""The local id of one that another rank has."""
+"""The local id that stands for an id of another rank."""
 
 
 @dataclass(frozen=True, slots=True)
 class VocabularyPart:
-    """Ids `start` to `stop` of the vocabulary, which is split over the ranks of `group`."""
+    """Holds ids `start` to `stop` of the vocabulary, which is split over the ranks of `group`."""
 
     group: Any
     start: int
     stop: int
 
     def local(self, ids: torch.Tensor) -> torch.Tensor:
-        """Ids counted within this part; `ELSEWHERE` where another rank has them."""
+        """Return ids relative to this part, `ELSEWHERE` for those of other ranks."""
         is_own = (ids >= self.start) & (ids < self.stop)
         return torch.where(is_own, ids - self.start, ELSEWHERE)
 
     def join(
         self, lse: torch.Tensor, entropy: torch.Tensor, chosen: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Join what each part knows of its (rows,): logs of the normalisers and entropies over all ids, and the
-        logits of targets, which are zero here where another rank has them."""
+        """Join the (rows,) results of all parts: logs of the normalisers and entropies over all ids, and the
+        logits of the targets, which are zero here if another rank has them."""
         own = torch.stack([lse, entropy, chosen])
         parts = [torch.empty_like(own) for _ in range(dist.get_world_size(self.group))]
         dist.all_gather(parts, own, group=self.group)
-        told = torch.stack(parts)
-        total = told[:, 0].logsumexp(dim=0)
-        shares = (told[:, 0] - total).exp()
+        gathered = torch.stack(parts)
+        total = gathered[:, 0].logsumexp(dim=0)
+        shares = (gathered[:, 0] - total).exp()
         # A part in which truncation cut every id has no mean logit, and no share.
-        means = torch.where(shares > 0, told[:, 0] - told[:, 1], 0.0)
-        return total, total - (shares * means).sum(dim=0), told[:, 2].sum(dim=0)
+        means = torch.where(shares > 0, gathered[:, 0] - gathered[:, 1], 0.0)
+        return total, total - (shares * means).sum(dim=0), gathered[:, 2].sum(dim=0)
 
     def sum(self, gradient: torch.Tensor) -> torch.Tensor:
         """Sum the gradients of all parts, in place."""
@@ -49,8 +49,8 @@ class VocabularyPart:
 
 
 def own_vocabulary(weight: Any) -> tuple[torch.Tensor, VocabularyPart | None]:
-    """What this rank has of an output embedding, and which ids those are; all of them where it is not split. The
-    gradient of the own part goes back to the whole."""
+    """Return this rank's part of an output embedding and which ids it covers, or the whole and None if it is not
+    split. The gradient of the part flows back to the whole."""
     if not hasattr(weight, "device_mesh"):
         return weight, None
     (placement,), mesh = weight.placements, weight.device_mesh

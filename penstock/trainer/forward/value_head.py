@@ -1,11 +1,11 @@
-"""The value head of PPO: a linear map from the policy's hidden states, kept in float32."""
+"""The value head of PPO is a linear map from the policy's hidden states, kept in float32."""
 
 import torch
 from torch import nn
 
 
 class ValueHead(nn.Module):
-    """One value per token. It starts at zero, so the first advantages are plain returns."""
+    """Predicts one value per token. It starts at zero, so the first advantages are plain returns."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -21,6 +21,6 @@ class ValueHead(nn.Module):
 def value_loss(
     values: torch.Tensor, start_values: torch.Tensor, returns: torch.Tensor, clip: float
 ) -> torch.Tensor:
-    """PPO's clipped value loss per token: ½ max((V − R)², (clip(V, V_start ± clip) − R)²)."""
+    """Compute PPO's clipped value loss per token: ½ max((V − R)², (clip(V, V_start ± clip) − R)²)."""
     held = start_values + (values - start_values).clamp(-clip, clip)
     return torch.maximum((values - returns) ** 2, (held - returns) ** 2) / 2

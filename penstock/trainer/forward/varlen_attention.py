@@ -1,4 +1,4 @@
-"""Variable-length flash attention where torch has it: a packed row in one call, without padding."""
+"""Uses torch's variable-length flash attention where it exists: a packed row in one call, without padding."""
 
 import functools
 import inspect
@@ -19,13 +19,13 @@ VarlenFunction = Callable[..., torch.Tensor]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Boundaries:
-    """Where the sequences of a packed row begin and end, those of its queries and those of its keys."""
+    """Marks where the sequences of a packed row begin and end, separately for queries and keys."""
 
     queries: torch.Tensor
     """(sequences + 1,), int32, on the row's device."""
     keys: torch.Tensor
     longest_query: torch.Tensor
-    """(tokens, 0): only its first size matters. A compiled graph serves any tensor size, but only one number."""
+    """(tokens, 0): only the first size matters. A compiled graph serves any tensor size, but only one number."""
     longest_key: torch.Tensor
 
     @classmethod
@@ -35,7 +35,8 @@ class Boundaries:
         device: torch.device | str,
         key_lengths: Sequence[int] | None = None,
     ) -> "Boundaries":
-        """Boundaries from lengths; where a sequence has more keys than queries, the queries are its last tokens."""
+        """Compute boundaries from lengths. If a sequence has more keys than queries, the queries are its last
+        tokens."""
         device = torch.device(device)
         queries = upload(_offsets(lengths), device)
         keys = queries if key_lengths is None else upload(_offsets(key_lengths), device)
@@ -52,7 +53,7 @@ def _offsets(lengths: Sequence[int]) -> IntArray:
 
 
 def find_varlen(device: torch.device | str) -> VarlenFunction | None:
-    """torch's own function, as `attend` calls it; None where there is none for the device."""
+    """Return torch's function with the arguments that `attend` passes, or None if there is none for the device."""
     if torch.device(device).type != "cuda":
         return None
     try:
@@ -62,14 +63,15 @@ def find_varlen(device: torch.device | str) -> VarlenFunction | None:
     known = inspect.signature(varlen_attn).parameters
     if "scale" not in known or "window_size" not in known:
         return None
-    # Where the argument is missing, the kernel shares keys among query heads without being told.
+    # Versions without this argument always share keys among query heads.
     chosen: Any = functools.partial(varlen_attn, enable_gqa=True) if "enable_gqa" in known else varlen_attn
     function: VarlenFunction = chosen
     return function
 
 
 def fits(query: torch.Tensor, value: torch.Tensor, options: AttentionOptions) -> bool:
-    """Whether the kernel computes this attention: half precision, equal head sizes, nothing unusual."""
+    """Return whether the kernel supports this attention: half precision, equal head sizes, no soft-cap and no
+    sinks."""
     width = query.shape[-1]
     return (
         query.dtype in HALF_TYPES
@@ -88,7 +90,7 @@ def attend(
     value: torch.Tensor,
     options: AttentionOptions,
 ) -> torch.Tensor:
-    """Causal attention of (tokens, heads, dim) rows."""
+    """Compute causal attention of (tokens, heads, dim) rows."""
     # The kernel counts the keys to the left of a query; a window counts the query's own too.
     left = -1 if options.sliding_window is None else options.sliding_window - 1
     return function(

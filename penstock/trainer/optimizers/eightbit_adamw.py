@@ -1,9 +1,10 @@
-"""AdamW with its two moments in 8 bits a value: 2 bytes a parameter instead of 8, on the same device.
+"""Keeps AdamW's two moments in 8 bits per value: 2 bytes per parameter instead of 8, on the same device.
 
-A moment is kept in blocks of 256 values, each scaled by its largest, on a logarithmic grid. Neighbours on either
-grid differ by 9 %, at any size down to 2⁻³² (unsigned) or 2⁻¹⁶ (signed) of the block's largest. Rounding is random
-and right on average, so that averages which move by less than a grid step at a time (a second moment loses 0.1 % a
-step at β₂ = 0.999) still move."""
+A moment is kept in blocks of 256 values, each scaled by its largest, on a logarithmic grid. Neighbours on
+either grid differ by 9 %, at any size down to 2⁻³² (unsigned) or 2⁻¹⁶ (signed) of the block's largest.
+Rounding is stochastic and unbiased, so averages still move when they change by less than a grid step at a
+time (a second moment loses 0.1 % per step at β₂ = 0.999).
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -18,16 +19,17 @@ from penstock.trainer.config import TrainerConfig
 from penstock.trainer.optimizers.update_rules import Float32AdamW, decay_of
 
 BLOCK = 256
-"""Values that share a scale."""
+"""The number of values that share a scale."""
 MIN_VALUES = 4096
 """Smaller tensors (norms, biases) keep float32 moments: there is nothing to save."""
 CHUNK_VALUES = 1 << 24
-"""Values whose moments exist in float32 at the same time."""
+"""The number of values whose moments are in float32 at the same time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grid:
-    """Code 0 is 0, code k is 2 to the power of −octaves · (top − k) / (top − 1): 1 at the top."""
+    """Maps codes to values on a logarithmic scale. Code 0 is 0, and code k is 2 to the power of −octaves · (top
+    − k) / (top − 1), so the top is 1."""
 
     top: int
     octaves: int
@@ -38,20 +40,21 @@ class Grid:
         return torch.int8 if self.signed else torch.uint8
 
     def decode(self, codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-        """(blocks, 256) float32 values of codes with one scale a block."""
+        """Return (blocks, 256) float32 values of codes with one scale per block."""
         levels = codes.float().abs()
         values = torch.exp2((levels - self.top) * (self.octaves / (self.top - 1)))
         values.masked_fill_(levels == 0, 0.0).mul_(scales[:, None])
         return values.mul_(codes.sign()) if self.signed else values
 
     def encode(self, values: torch.Tensor, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Codes and scales. `noise` is uniform in [0, 1): a value rounds up where it is below the value's share
-        of the way to the next code. What is not zero never becomes zero on the unsigned grid."""
+        """Return codes and scales. `noise` is uniform in [0, 1): a value rounds up where the noise is below the
+        value's share of the way to the next code. On the unsigned grid a value that is not zero never becomes
+        zero."""
         scales = values.abs().amax(dim=1)
         shares = values.abs() / scales.clamp_min(torch.finfo(torch.float32).tiny)[:, None]
         steps_per_octave = (self.top - 1) / self.octaves
         below = torch.floor(torch.log2(shares) * steps_per_octave + self.top).clamp_(0, self.top)
-        # Between 0 and the first code the way is as long as the first code's value.
+        # The distance between 0 and the first code is the first code's value.
         low = torch.exp2((below - self.top) / steps_per_octave).masked_fill_(below == 0, 0.0)
         high = torch.exp2((below + 1 - self.top) / steps_per_octave)
         levels = below + (noise * (high - low) < shares - low)
@@ -70,7 +73,7 @@ def num_blocks(num_values: int) -> int:
 
 
 class EightBitAdamW:
-    """An update computes in float32; between updates the moments are codes."""
+    """Updates in float32; between updates the moments are codes."""
 
     def __init__(self, masters: Sequence[nn.Parameter], config: TrainerConfig) -> None:
         self._config = config
@@ -79,7 +82,7 @@ class EightBitAdamW:
         rest = [master for master, is_coded in zip(masters, coded, strict=True) if not is_coded]
         self._rest = Float32AdamW(rest, config) if rest else None
         devices = {moments.master.device for moments in self._coded}
-        # Compiled, dozens of operations over every value become one kernel.
+        # Compilation turns dozens of operations over every value into one kernel.
         self._move = torch.compile(_move, dynamic=True) if config.compile == "on" else _move
         self._noise = {device: torch.Generator(device).manual_seed(0) for device in devices}
 
@@ -105,13 +108,13 @@ class EightBitAdamW:
         if self._rest is not None:
             self._rest.load_state_dict(state["rest"])
         for device, generator in self._noise.items():
-            # The generator's state is of another device and cannot be loaded here; a fresh seed is as random.
+            # A state from another device can't be loaded here; a fresh seed is as random.
             if str(device) in state["noise"]:
                 generator.set_state(state["noise"][str(device)].cpu())
 
 
 class _Moments:
-    """Both moments of one master as codes and scales."""
+    """Holds both moments of one master as codes and scales."""
 
     def __init__(self, master: nn.Parameter) -> None:
         self.master = master
@@ -136,7 +139,7 @@ class _Moments:
         weights, gradients = self.master.view(-1), self.master.grad.reshape(-1)
         beta1, beta2 = config.betas
         step_size = learning_rate / (1 - beta1**self._num_updates)
-        # A tensor, since a Python number would be compiled anew for every update. Filled, since a copy would wait.
+        # A Python number would be compiled anew for every update, and copying a tensor would wait for the device.
         correction = torch.full((), (1 - beta2**self._num_updates) ** 0.5, device=weights.device)
         decay = learning_rate * decay_of(self.master, config)
         if decay:
@@ -175,7 +178,7 @@ def _move(
     beta2: float,
     eps: float,
 ) -> torch.Tensor:
-    """Bring the moments of some blocks up to date, and say where their weights go."""
+    """Update the moments of some blocks in place, and return the direction in which their weights move."""
     first = torch.lerp(FIRST_MOMENT.decode(first_codes, first_scale), gradient, 1 - beta1)
     second = beta2 * SECOND_MOMENT.decode(second_codes, second_scale) + (1 - beta2) * gradient * gradient
     for grid, values, noise, codes, scale in (

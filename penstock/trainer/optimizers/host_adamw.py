@@ -1,8 +1,9 @@
-"""AdamW on the host: masters and moments live in its memory, and the device keeps weights and gradients.
+"""Runs AdamW on the host: masters and moments live in host memory, and the device keeps weights and gradients.
 
     device gradients ─► staging ─► AdamW on the CPU ─► staging ─► device weights
 
-Bucket by bucket: while the CPU updates one, the next one's gradients and the last one's weights travel.
+It works bucket by bucket: while the CPU updates one, the next one's gradients and the last one's weights
+travel.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,7 +17,7 @@ from penstock.trainer.config import TrainerConfig
 from penstock.trainer.optimizers.update_rules import Float32AdamW, decay_of
 
 BUCKET_VALUES = 1 << 25
-"""Values that travel together; larger tensors are cut."""
+"""The number of values that travel together; larger tensors are cut."""
 
 
 class HasGradient(Protocol):
@@ -25,7 +26,7 @@ class HasGradient(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slice:
-    """Values start..stop of a tensor: a view of its master that AdamW updates."""
+    """Holds values start..stop of a tensor: a view of its master that AdamW updates."""
 
     tensor: int
     start: int
@@ -37,7 +38,8 @@ class Slice:
 
 
 def host_master(parameter: nn.Parameter, *, rounded: bool) -> nn.Parameter:
-    """A float32 copy in host memory; the parameter itself where it is there and will not be rounded."""
+    """Return a float32 copy in host memory, or the parameter itself if it is there already and will not be
+    rounded."""
     if parameter.device.type == "cpu" and parameter.is_contiguous() and not rounded:
         return parameter
     return nn.Parameter(parameter.detach().to("cpu", torch.float32, copy=True).contiguous())
@@ -117,25 +119,26 @@ class HostAdamW:
 
 
 class _Staging:
-    """Host memory that a device reads or writes by itself, and when it has done so."""
+    """Holds host memory that a device copies to or from asynchronously, and the event that marks the end of the
+    copy."""
 
     def __init__(self, size: int, dtype: torch.dtype, on_gpu: bool) -> None:
         self.buffer = torch.empty(size, dtype=dtype, pin_memory=on_gpu)
         self._done: Any = torch.cuda.Event() if on_gpu else None  # type: ignore[no-untyped-call]
 
     def left(self, device: torch.device) -> None:
-        """A copy was started on this device."""
+        """Note that a copy was started on this device."""
         if self._done is not None:
             self._done.record(torch.cuda.current_stream(device))
 
     def wait(self) -> None:
-        """Wait until the last copy that was started is over."""
+        """Wait until the last copy that was started is complete."""
         if self._done is not None:
             self._done.synchronize()
 
 
 def cut_masters(sizes: Sequence[int], *, room: int) -> Iterator[list[tuple[int, int, int]]]:
-    """Masters of so many values as runs of slices (master, start, stop), of at most `room` values together."""
+    """Cut masters of these sizes into runs of slices (master, start, stop), of at most `room` values together."""
     bucket: list[tuple[int, int, int]] = []
     left = room
     for master, size in enumerate(sizes):
@@ -162,7 +165,7 @@ def _buckets(masters: Sequence[nn.Parameter]) -> Iterator[list[Slice]]:
 
 
 def _spans(bucket: Sequence[Slice]) -> Iterator[tuple[Slice, slice]]:
-    """Where each slice of a bucket lies in its staging."""
+    """Yield each slice of a bucket with its span in the staging buffer."""
     start = 0
     for piece in bucket:
         yield piece, slice(start, start + len(piece))

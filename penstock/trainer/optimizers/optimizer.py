@@ -1,4 +1,4 @@
-"""AdamW over float32 master weights, its learning-rate schedule, and the guard against bad gradients."""
+"""Runs AdamW over float32 master weights, with its learning-rate schedule and gradient clipping."""
 
 import math
 from collections.abc import Iterable
@@ -19,10 +19,11 @@ from penstock.trainer.parallel.rank_layout import RankLayout
 
 
 def learning_rate_at(step: int, total_steps: int, config: TrainerConfig) -> float:
-    """The learning rate of optimizer step `step` (1, 2, …): a linear warm-up, then the schedule.
+    """Return the learning rate of optimizer step `step` (1, 2, …): a linear warm-up, then the schedule.
 
-    The first step after the warm-up has the peak, and the last one is a step short of the schedule's end: where
-    that is zero, every step still trains."""
+    The first step after the warm-up has the peak. The last one is a step short of the schedule's end: even if
+    the schedule ends at zero, every step still trains.
+    """
     if step <= config.warmup_steps:
         return config.learning_rate * step / config.warmup_steps
     if config.schedule == "constant":
@@ -34,14 +35,15 @@ def learning_rate_at(step: int, total_steps: int, config: TrainerConfig) -> floa
 
 
 class MasterAdamW:
-    """AdamW whose weights are float32, whatever the model computes in and wherever its states live.
+    """Updates float32 weights with AdamW, whatever the model computes in and wherever AdamW's states live.
 
     In float32 the masters are the parameters themselves. Otherwise each parameter's gradient is added to a
-    float32 one as soon as backward has made it, so accumulation over micro-batches loses nothing either,
-    and after an update the parameters are rounded copies of their masters. With states on the CPU the
-    masters are there too, and what the device holds are weights and float32 gradients.
+    float32 one as soon as backward has computed it, so accumulation over micro-batches loses no precision
+    either. After an update the parameters are rounded copies of their masters. With states on the CPU the
+    masters are there too, and the device holds weights and float32 gradients.
 
-    Of weights that are split over ranks it updates this rank's part, which is float32 and its own master."""
+    Of weights that are split over ranks it updates this rank's part, which is float32 and its own master.
+    """
 
     def __init__(
         self,
@@ -50,8 +52,8 @@ class MasterAdamW:
         extra: Iterable[nn.Parameter] = (),
         layout: RankLayout | None = None,
     ) -> None:
-        """`extra` parameters (a value head's) are trained too, and stay in float32. `layout` says which rank this
-        is where weights are split."""
+        """`extra` parameters (a value head's) are trained too, and stay in float32. `layout` identifies this
+        rank if weights are split."""
         self._config = config
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         if not trained:
@@ -65,7 +67,7 @@ class MasterAdamW:
         self._copies = [
             1 if layout is None else local_shard(parameter, layout).num_copies for parameter in self._sources
         ]
-        """How many ranks have each."""
+        """For each parameter, the number of ranks that have the same part."""
         self._is_split = [
             own is not whole for own, whole in zip(self._parameters, self._sources, strict=True)
         ]
@@ -79,7 +81,7 @@ class MasterAdamW:
             for parameter, is_rounded in zip(self._parameters, rounded, strict=True)
         ]
         self._gradients: list[HasGradient] = []
-        """What holds each float32 gradient."""
+        """The holder of each float32 gradient."""
         for parameter, master, is_rounded in zip(self._parameters, self._masters, rounded, strict=True):
             holder: HasGradient = parameter
             if is_rounded:
@@ -94,7 +96,8 @@ class MasterAdamW:
         self._rule = self._make_rule()
 
     def sum_gradients(self, ranks: Ranks) -> None:
-        """Make every rank's gradients those of the whole step. Split weights have theirs summed in backward."""
+        """Sum gradients over ranks, so that every rank has those of the whole step. Split weights have theirs
+        summed in backward."""
         for own, source, is_split in zip(self._parameters, self._sources, self._is_split, strict=True):
             if is_split:
                 own.grad = None if source.grad is None else local_values(source.grad)
@@ -103,7 +106,7 @@ class MasterAdamW:
             return
         replicated = [index for index, is_split in enumerate(self._is_split) if not is_split]
         holders = [self._gradients[index] for index in replicated]
-        # A rank without rows has none, and a weight that no rank used has none anywhere.
+        # A rank without rows has no gradients, and a weight that no rank used has none on any rank.
         has_any = np.any(ranks.gather(np.array([holder.grad is not None for holder in holders])), axis=0)
         summed = []
         for index, holder, has_one in zip(replicated, holders, has_any, strict=True):
@@ -115,11 +118,12 @@ class MasterAdamW:
         ranks.sum_tensors(summed)
 
     def gradient_norm(self, ranks: Ranks | None = None) -> float:
-        """The norm of all gradients together, as they stand; `ranks` are all that have a part of one."""
+        """Return the norm of all gradients together, unclipped. `ranks` are all ranks that hold a part of a
+        gradient."""
         gradients = self._present()
         if not any(self._is_split):
             return float(torch.nn.utils.get_total_norm(gradients)) if gradients else 0.0
-        # What several ranks have is counted once.
+        # A part that several ranks have is counted once.
         squares = [
             holder.grad.float().square().sum() / copies
             for holder, copies in zip(self._gradients, self._copies, strict=True)
@@ -131,7 +135,7 @@ class MasterAdamW:
         return float(total.sqrt())
 
     def update(self, learning_rate: float, norm: float) -> None:
-        """Clip to the configured norm, update, and forget the gradients."""
+        """Clip to the configured norm, update, and drop the gradients."""
         if norm > self._config.max_grad_norm:
             torch._foreach_mul_(self._present(), self._config.max_grad_norm / (norm + 1e-6))
         self._rule.step(learning_rate)
@@ -147,12 +151,12 @@ class MasterAdamW:
             source.grad = None
 
     def shards(self, layout: RankLayout | None) -> list[LocalShard]:
-        """Which part of each weight the masters are."""
+        """Return which part of each weight this rank's masters are."""
         alone = layout or RankLayout(parallel=ParallelConfig(), rank=0)
         return [local_shard(source, alone) for source in self._sources]
 
     def update_order(self) -> list[int]:
-        """The masters in the order in which AdamW counts them: by weight decay."""
+        """Return the masters' indices in the order in which AdamW numbers them: by weight decay."""
         decays = [decay_of(master, self._config) for master in self._masters]
         ranking = list(dict.fromkeys(decays))
         return sorted(range(len(decays)), key=lambda index: ranking.index(decays[index]))
@@ -190,7 +194,7 @@ class MasterAdamW:
 
     @torch.no_grad()
     def _round(self) -> None:
-        """Make the parameters copies of their masters."""
+        """Make the parameters rounded copies of their masters."""
         pairs = zip(self._parameters, self._masters, strict=True)
         copied = [(parameter, master) for parameter, master in pairs if parameter is not master]
         if copied:
@@ -198,14 +202,14 @@ class MasterAdamW:
 
 
 class _Holder:
-    """Memory for the gradient of a parameter whose master is on another device."""
+    """Holds the gradient of a parameter whose master is on another device."""
 
     def __init__(self) -> None:
         self.grad: torch.Tensor | None = None
 
 
 def _own_part(parameter: nn.Parameter) -> nn.Parameter:
-    """The parameter itself, or this rank's part of it, which shares its memory."""
+    """Return the parameter itself, or this rank's part of it, which shares its memory."""
     own = local_values(parameter)
     return parameter if own is parameter else nn.Parameter(own.detach())
 

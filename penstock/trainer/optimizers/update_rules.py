@@ -1,4 +1,4 @@
-"""How masters are updated from their gradients: one rule for each memory that AdamW's states may live in."""
+"""Updates masters by AdamW: one rule for each memory that AdamW's states may live in."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -10,7 +10,7 @@ from penstock.trainer.config import TrainerConfig
 
 
 class UpdateRule(Protocol):
-    """AdamW over tensors that it was given; one without a gradient is left alone."""
+    """Applies AdamW to the tensors that it was made for; a tensor without a gradient is not changed."""
 
     def step(self, learning_rate: float) -> None: ...
 
@@ -20,12 +20,12 @@ class UpdateRule(Protocol):
 
 
 def decay_of(master: torch.Tensor, config: TrainerConfig) -> float:
-    """Weight decay is for matrices only."""
+    """Return the weight decay of a master: only matrices decay."""
     return config.weight_decay if master.dim() >= 2 else 0.0
 
 
 class Float32AdamW:
-    """torch's own, fused, with float32 states beside the masters."""
+    """Uses torch's fused AdamW, with float32 states beside the masters."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class Float32AdamW:
         config: TrainerConfig,
         decays: Sequence[float] | None = None,
     ) -> None:
-        """`decays` are the masters' weight decays, where their shapes don't say."""
+        """`decays` are the masters' weight decays; without them, the masters' shapes decide."""
         decays = [decay_of(master, config) for master in masters] if decays is None else decays
         groups: dict[float, list[nn.Parameter]] = {}
         for master, decay in zip(masters, decays, strict=True):

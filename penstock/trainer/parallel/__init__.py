@@ -1,1 +1,1 @@
-"""Several processes that train one model: how ranks are laid out, and one file for each kind of parallelism."""
+"""Trains one model on several ranks: how ranks are laid out, and one file for each kind of parallelism."""

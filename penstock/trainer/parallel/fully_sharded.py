@@ -1,12 +1,12 @@
-"""FSDP2: each rank keeps a part of every weight, its gradient and its optimizer states.
+"""Shards a model with FSDP2: each rank keeps a part of every weight, its gradient and its optimizer states.
 
-A layer's weights are gathered when it runs and given back after, or stay until `let_go` gives them back before the
-update (`trainer.gather`). The gradient is a plain sum over ranks: losses are over the denominators of the whole
-step, so nothing is divided.
+A layer's weights are gathered when it runs and released after, or stay until `release_gathered` releases them
+before the update (`trainer.gather`). The gradient is a plain sum over ranks: losses are over the denominators of
+the whole step, so nothing is divided.
 
-Two bugs that raise no error are avoided here. A divide factor acts on one module, not on those inside it, so it is
-set on all of them. And a factor other than 1 is applied twice in a group of one rank (torch 2.13), or makes NCCL's
-sums in bfloat16 zero (pytorch#190745), so it is 1.0 and sums are asked for by name.
+Two bugs that raise no error are avoided here. A divide factor acts on one module, not on those inside it, so
+it is set on all of them. A factor other than 1 is applied twice in a group of one rank (torch 2.13), or makes
+NCCL's sums in bfloat16 zero (pytorch#190745), so it is 1.0 and the reduction is set to a sum explicitly.
 """
 
 from collections.abc import Callable
@@ -29,9 +29,9 @@ from penstock.trainer.parallel.process_ranks import ProcessRanks
 def shard_model(
     model: nn.Module, ranks: ProcessRanks, *, computes_in: torch.dtype, keeps: bool = False
 ) -> None:
-    """Split the weights of a model in place, layer by layer. Masters stay in the format that they have (float32);
-    layers compute in `computes_in`, and gradients are summed in float32. `keeps`: what was gathered stays until
-    `let_go`."""
+    """Split the weights of a model in place, layer by layer. Masters keep their format (float32); layers compute
+    in `computes_in`, and gradients are summed in float32. With `keeps`, gathered weights stay until
+    `release_gathered`."""
     parallel = ranks.layout.parallel
     mesh = ranks.mesh["data", "shard"] if parallel.data > 1 else ranks.mesh["shard"]
     policy = MixedPrecisionPolicy(
@@ -51,7 +51,7 @@ def shard_model(
 
 
 def sum_gradients_of(model: nn.Module) -> None:
-    """Ask every part of a sharded model for sums of gradients, undivided."""
+    """Make every part of a sharded model sum its gradients, undivided."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_force_sum_reduction_for_comms(True)

@@ -1,6 +1,6 @@
-"""The whole weights on the first rank, in host memory, from what each rank has: for a model that is saved.
+"""Gathers the whole weights in host memory on the first rank, for a model that is saved.
 
-Tensor after tensor is sent, so no device holds more than its part, and the other ranks hold nothing else.
+Tensors are sent one by one, so no device holds more than its part, and the other ranks hold nothing else.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,16 +22,17 @@ DTYPES = tuple(NAMES)
 def gather_model(
     own: Mapping[str, LocalShard], names: Sequence[str], ranks: GroupRanks
 ) -> dict[str, torch.Tensor]:
-    """Gather every named tensor on rank 0, and nothing elsewhere. `own` is what this rank gives, on the host."""
+    """Gather every named tensor on rank 0; other ranks return nothing. `own` holds what this rank contributes,
+    on the host."""
     whole = {name: _gather(own.get(name), ranks) for name in names}
     return {name: tensor for name, tensor in whole.items() if tensor is not None}
 
 
 def _gather(shard: LocalShard | None, ranks: GroupRanks) -> torch.Tensor | None:
-    """One tensor. Each rank first says what it has, and that it has the memory to send or to receive it: who has
-    not must not leave the others waiting."""
-    told = ranks.gather(np.zeros(0, dtype=np.int64) if shard is None else _header(shard))
-    parts = {rank: _read(header) for rank, header in enumerate(told) if header.size}
+    """Gather one tensor. Each rank first reports its part, and that it has the memory to send or receive: a rank
+    without memory must not leave the others waiting."""
+    gathered = ranks.gather(np.zeros(0, dtype=np.int64) if shard is None else _header(shard))
+    parts = {rank: _read(header) for rank, header in enumerate(gathered) if header.size}
     buffers: dict[int, torch.Tensor] = {}
     whole: list[torch.Tensor] = []
 

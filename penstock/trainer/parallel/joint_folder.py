@@ -1,4 +1,4 @@
-"""A folder that several ranks write together: it gets its name when all of them are done, or never."""
+"""Lets several ranks write one folder, which gets its name when all of them are done, or never."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -13,7 +13,8 @@ from penstock.safe_files import whole_folder
 
 @contextmanager
 def joint_folder(folder: Path, ranks: Ranks) -> Iterator[Path]:
-    """`whole_folder` of the first rank, whose path the others are told. They leave before it has its name."""
+    """Share the first rank's `whole_folder` with every rank. The others leave the block before the folder gets
+    its name."""
     if ranks.rank > 0:
         path = bytes(ranks.gather(np.zeros(0, dtype=np.uint8))[0]).decode()
         if not path:
@@ -31,14 +32,14 @@ def joint_folder(folder: Path, ranks: Ranks) -> Iterator[Path]:
 
 
 def agree(ranks: Ranks, work: Callable[[], None]) -> None:
-    """Do this rank's part. When any rank fails in its own, all raise, so that none waits for another."""
+    """Do this rank's part. If any rank fails in its own, all raise, so that none waits for another."""
     failure: Exception | None = None
     try:
         work()
     except Exception as error:
         failure = error
-    told = ranks.gather(np.array([failure is not None]))
+    gathered = ranks.gather(np.array([failure is not None]))
     if failure is not None:
         raise failure
-    if any(bool(part.any()) for part in told):
+    if any(bool(part.any()) for part in gathered):
         raise UserError("another rank could not write its part")

@@ -1,4 +1,4 @@
-"""A rank's own part of each tensor of a model, and where in the whole tensor it lies."""
+"""Computes a rank's own part of each tensor of a model, and its offset in the whole tensor."""
 
 import math
 from collections.abc import Mapping
@@ -12,19 +12,19 @@ from penstock.trainer.parallel.rank_layout import RankLayout
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalShard:
-    """Part of a tensor of `shape`: what begins at `start`. `values` are the live ones."""
+    """Holds the part of a tensor of `shape` that begins at `start`. `values` are the live ones."""
 
     values: torch.Tensor
     shape: tuple[int, ...]
     start: tuple[int, ...]
     num_copies: int = 1
-    """How many ranks have this very part."""
+    """The number of ranks that have this same part."""
     copy: int = 0
-    """Which of them this one is."""
+    """This rank's index among them."""
 
     def own_rows(self) -> "LocalShard | None":
-        """What this rank publishes or saves of a part that others have too: some of its rows, so that all of them
-        together give each value once. None where others give all there is."""
+        """Return the rows that this rank publishes or saves of a part that several ranks have. Over these ranks
+        each value is given once; None if the others give all of it."""
         if self.num_copies == 1:
             return self if self.values.numel() else None
         if self.values.dim() == 0:
@@ -38,18 +38,18 @@ class LocalShard:
 
 
 def local_values(tensor: torch.Tensor) -> torch.Tensor:
-    """What this rank has of a tensor, sharing its memory."""
+    """Return this rank's part of a tensor, sharing its memory."""
     own: torch.Tensor = tensor.to_local() if is_split(tensor) else tensor  # type: ignore[attr-defined]
     return own
 
 
 def is_split(tensor: torch.Tensor) -> bool:
-    """Whether it is a DTensor. torch's own test would import a second's worth of modules."""
+    """Return whether the tensor is a DTensor. torch's own test would import modules for a second."""
     return hasattr(tensor, "device_mesh")
 
 
 def local_shard(tensor: torch.Tensor, layout: RankLayout) -> LocalShard:
-    """This rank's shard of one tensor. One that is not distributed is whole on every rank."""
+    """Return this rank's shard of one tensor. A tensor that is not distributed is whole on every rank."""
     coordinate, sizes = layout.mesh_coordinate, layout.mesh_sizes
     cut_by: set[str] = set()
     start, extent = [0] * tensor.dim(), list(tensor.shape)
@@ -86,6 +86,6 @@ def local_shards(tensors: Mapping[str, torch.Tensor], layout: RankLayout) -> dic
 
 
 def own_shards(tensors: Mapping[str, torch.Tensor], layout: RankLayout) -> dict[str, LocalShard]:
-    """What this rank gives of each tensor: over all ranks, each value once."""
+    """Return what this rank gives of each tensor, so that all ranks together give each value once."""
     own = {name: shard.own_rows() for name, shard in local_shards(tensors, layout).items()}
     return {name: shard for name, shard in own.items() if shard is not None}

@@ -1,7 +1,7 @@
-"""The trainer's ranks as processes: a process group for all, and parts of it for each kind of parallelism.
+"""Runs the trainer's ranks as processes: one process group for all, and subgroups for each kind of parallelism.
 
-Gradients travel over NCCL between GPUs and over gloo on a CPU; what ranks tell each other goes over gloo always.
-Checkpoints have a group of their own, since they are written beside steps: collectives of both would mix.
+Gradients travel over NCCL between GPUs and over gloo on a CPU; other data between ranks always goes over
+gloo. Checkpoints have a group of their own: they are written beside steps, and collectives of both would mix.
 """
 
 import hashlib
@@ -21,13 +21,13 @@ from penstock.trainer.parallel.rank_layout import RankLayout, groups_of
 
 Array = npt.NDArray[Any]
 HEADER = 8
-"""Numbers that go before an array: how it is read, its dimensions and their sizes."""
+"""The length of the header before an array: its bytes, its dtype, its dimensions and their sizes."""
 BUCKET_VALUES = 1 << 23
-"""Gradients that are summed at once."""
+"""The number of gradient values that are summed at once."""
 
 
 class GroupRanks:
-    """`penstock.records.interfaces.Ranks` over a process group."""
+    """Implements `penstock.records.interfaces.Ranks` over a process group."""
 
     def __init__(self, group: Any) -> None:
         self.group = group
@@ -66,24 +66,25 @@ class GroupRanks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessRanks:
-    """This process among the ranks of its trainer."""
+    """Holds the process groups that this process has joined with the other ranks of its trainer."""
 
     layout: RankLayout
     data: GroupRanks
-    """Those that train on other plans: what they tell each other is of the whole step."""
+    """The ranks that train on the other plans; together they cover the whole step."""
     gradients: GroupRanks
-    """Those whose gradients of a weight that all of them have add up."""
+    """The ranks whose gradients of replicated weights are summed."""
     world: GroupRanks
     checkpoints: GroupRanks
-    """All of them, for the thread that writes checkpoints."""
+    """All ranks, for the thread that writes checkpoints."""
     mesh: DeviceMesh
     """Named `data`, `shard` (with `context` in it) and `tensor`."""
     context: Any = None
-    """The process group that splits a sequence; None: nobody does."""
+    """The process group that splits a sequence; None if sequences are not split."""
 
 
 def join_ranks(layout: RankLayout, rendezvous: str, device: str) -> ProcessRanks:
-    """Meet the other ranks at an address (`file:///path` or `tcp://host:port`), and return when all are there."""
+    """Connect to the other ranks at an address (`file:///path` or `tcp://host:port`). Returns when all have
+    joined."""
     parallel = layout.parallel
     on_gpu = torch.device(device).type == "cuda"
     if on_gpu:
@@ -116,18 +117,18 @@ def leave_ranks() -> None:
         dist.destroy_process_group()
 
 
-def check_alike(ranks: GroupRanks, values: bytes, what: str) -> None:
-    """Refuse ranks that were told different things, or found different things on their machines."""
+def check_same(ranks: GroupRanks, values: bytes, what: str) -> None:
+    """Refuse ranks whose values differ, because they were started differently or their machines differ."""
     first, *others = ranks.gather(np.frombuffer(values, dtype=np.uint8))
     if any(other.tobytes() != first.tobytes() for other in others):
         raise UserError(
-            f"all ranks of a trainer must have the same {what}, and they differ; start them alike"
+            f"all ranks of a trainer must have the same {what}, and they differ; start them with the same settings"
         )
 
 
 def _own_group(layout: RankLayout, *fixed: str) -> Any:
-    """Make all groups of ranks that agree in these dimensions, and give the one that this rank is in. Every rank
-    must make every group."""
+    """Make all groups of ranks that agree in these dimensions, and return the one that this rank is in. Every
+    rank must make every group."""
     own = None
     for ranks in groups_of(layout.parallel, *fixed):
         group = dist.new_group(ranks)
@@ -152,7 +153,7 @@ def _array(header: Array, data: Array) -> Array:
 
 
 def _buckets(tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
-    """Runs of one dtype and about `BUCKET_VALUES`."""
+    """Group tensors into runs of one dtype and about `BUCKET_VALUES`."""
     buckets: list[list[torch.Tensor]] = []
     size = 0
     for tensor in tensors:
@@ -166,11 +167,11 @@ def _buckets(tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
 
 
 VALUES = 64
-"""Of each weight: spread over all of it, so that a fine-tuned copy differs."""
+"""How many values of each weight are hashed, spread over all of it, so that a fine-tuned copy differs."""
 
 
 def sample_of(model: nn.Module) -> bytes:
-    """A digest of names and shapes of all weights, and of some of their values."""
+    """Return a digest of the names and shapes of all weights, and of some of their values."""
     found = hashlib.sha256()
     for name, weight in model.named_parameters():
         flat = weight.detach().reshape(-1)

@@ -1,4 +1,4 @@
-"""Which rank does what: pure arithmetic, without torch, so that the controller plans with it.
+"""Computes which rank does what: pure arithmetic, without torch, so that the controller plans with it.
 
     rank = ((data · shards + shard) · contexts + context) · tensors + tensor
 
@@ -15,7 +15,7 @@ from penstock.trainer.config import ParallelConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankLayout:
-    """Where one rank stands among all: its coordinate in each dimension."""
+    """Computes the coordinates of one rank among all, in each dimension."""
 
     parallel: ParallelConfig
     rank: int
@@ -34,13 +34,14 @@ class RankLayout:
 
     @property
     def plan(self) -> int:
-        """Which of the step's plans it trains on. Ranks that differ in tensor or context alone share one."""
+        """Return the index of the plan that this rank trains on. Ranks that differ only in tensor or context
+        share one."""
         return self.rank // (self.parallel.tensor * self.parallel.context)
 
     @property
     def mesh_sizes(self) -> dict[str, int]:
-        """The sizes of the device mesh. Ranks that split a sequence split the weights too, so they count as
-        shards."""
+        """Return the sizes of the device mesh. Ranks that split a sequence split the weights too, so they count
+        as shards."""
         parallel = self.parallel
         return {
             "data": parallel.data,
@@ -57,12 +58,12 @@ class RankLayout:
 
     @property
     def reports(self) -> bool:
-        """Whether its metrics count: of ranks with one plan, the first's."""
+        """Return whether this rank's metrics count: only the first of the ranks with one plan reports."""
         return self.tensor == 0 and self.context == 0
 
     @property
     def is_sharded(self) -> bool:
-        """Whether weights are split. Otherwise every rank has all of them."""
+        """Return whether weights are split. Otherwise every rank has all of them."""
         return self.parallel.shard * self.parallel.context * self.parallel.tensor > 1
 
 
@@ -71,7 +72,7 @@ def num_plans(parallel: ParallelConfig) -> int:
 
 
 def groups_of(parallel: ParallelConfig, *fixed: str) -> list[list[int]]:
-    """All ranks, in groups that agree in the dimensions named."""
+    """Return all ranks, in groups that agree in the dimensions named."""
     groups: dict[tuple[int, ...], list[int]] = {}
     for rank in range(parallel.num_ranks):
         at = RankLayout(parallel=parallel, rank=rank)
@@ -80,7 +81,7 @@ def groups_of(parallel: ParallelConfig, *fixed: str) -> list[list[int]]:
 
 
 def check_layout(parallel: ParallelConfig, model: Any) -> None:
-    """Refuse what does not divide the heads of a model; `model` is its Hugging Face config."""
+    """Refuse sizes that do not divide the heads of a model; `model` is its Hugging Face config."""
     text = model.get_text_config() if hasattr(model, "get_text_config") else model
     heads = getattr(text, "num_attention_heads", 0)
     key_heads = getattr(text, "num_key_value_heads", None) or heads

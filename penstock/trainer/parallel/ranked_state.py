@@ -1,10 +1,12 @@
-"""A trainer's state from several ranks, as files, and read again by any number of ranks in any layout.
+"""Writes a trainer's state from several ranks as files, and reads it again with any number of ranks in any
+layout.
 
     trainer/index.json              how the ranks that wrote it were laid out
             rank-0/, rank-1/, …     each rank's own state (`checkpoint/state_files.py`), safetensors and JSON
                    shards.json      which part of each weight the rank had, in the order of its masters
 
-A folder that one process wrote is a state of whole weights. Of the ranks that have the same parts, one writes.
+A folder that one process wrote is a state of whole weights. Of the ranks that have the same parts, one
+writes.
 """
 
 import json
@@ -36,7 +38,7 @@ from penstock.trainer.parallel.rank_layout import RankLayout
 MOMENTS = ("exp_avg", "exp_avg_sq")
 INDEX, SHARDS = "index.json", "shards.json"
 Extent = tuple[tuple[int, ...], tuple[int, ...]]
-"""Where a part of a tensor begins, and its sizes."""
+"""The offset of a part of a tensor, and its sizes."""
 
 
 def write_ranked(
@@ -46,7 +48,8 @@ def write_ranked(
     tensors: Sequence[torch.Tensor],
     shards: Sequence[LocalShard],
 ) -> dict[Path, Checksum]:
-    """This rank's part. Ranks whose parts others have too write nothing. Returns checksums of tensors."""
+    """Write this rank's part, unless a rank of another copy writes the same part. Return the checksums of the
+    tensor files."""
     if layout.rank == 0:
         index = {"parallel": layout.parallel.model_dump(mode="json")}
         (folder / INDEX).write_text(json.dumps(index), encoding="utf-8")
@@ -63,7 +66,8 @@ def write_ranked(
 def load_ranked(
     folder: Path, layout: RankLayout | None, shards: Sequence[LocalShard], order: Sequence[int]
 ) -> dict[str, Any]:
-    """The state for the masters whose parts are `shards`. `order` says which master AdamW's states are of."""
+    """Load the state for the masters whose parts are `shards`. `order[i]` is the master that AdamW's state i
+    belongs to."""
     wrote = _layout_of(folder)
     wanted = ParallelConfig() if layout is None else layout.parallel
     if _of_a_copy(wrote) == _of_a_copy(wanted):
@@ -77,7 +81,7 @@ def load_ranked(
         raise UserError(
             f"a checkpoint with trainer.optimizer_states=8bit must be read in the layout that wrote it "
             f"({_said(wrote)}) or with another number of copies (trainer.parallel.data), got {_said(wanted)}; only "
-            "float32 and cpu can be laid out anew"
+            "float32 and cpu can be loaded in another layout"
         )
     try:
         return _assemble(sources, shards, order, cut=states == "cpu")
@@ -87,14 +91,14 @@ def load_ranked(
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What one rank wrote, with references where tensors were."""
+    """Holds what one rank wrote, with references where tensors were."""
 
     folder: Path
     tree: dict[str, Any]
     extents: Sequence[Extent] | None
-    """Of its masters; None: they are whole."""
+    """The extents of its masters; None if they are whole."""
     files: Mapping[str, Path]
-    """By the number of a tensor, the file that holds it."""
+    """The file that holds each tensor, by the tensor's number."""
 
     @classmethod
     def of(cls, folder: Path) -> "Source":
@@ -106,7 +110,7 @@ class Source:
         return cls(folder, tree, extents, files)
 
     def sizes(self, shards: Sequence[LocalShard]) -> list[tuple[int, ...]]:
-        """The sizes of its masters."""
+        """Return the sizes of this source's masters."""
         return [self._place(master, shard)[1] for master, shard in enumerate(shards)]
 
     def _place(self, master: int, shard: LocalShard) -> Extent:
@@ -115,7 +119,8 @@ class Source:
     def read(
         self, part: Reference | torch.Tensor, master: int, shard: LocalShard, into: torch.Tensor
     ) -> None:
-        """Copy what this source has of a tensor that lies as its master does."""
+        """Copy the overlap of this source's part of a tensor with this rank's part. The tensor is laid out like
+        its master."""
         start, sizes = self._place(master, shard)
         cuts = [
             (max(theirs, ours), min(theirs + size, ours + extent))
@@ -140,8 +145,8 @@ class Source:
 def _assemble(
     sources: Sequence[Source], shards: Sequence[LocalShard], order: Sequence[int], *, cut: bool
 ) -> dict[str, Any]:
-    """`cut`: AdamW's states are of slices of the masters, as `penstock.trainer.optimizers.host_adamw` makes
-    them."""
+    """Assemble this rank's state. With `cut`, AdamW's states belong to slices of the masters, as
+    `penstock.trainer.optimizers.host_adamw` makes them."""
     first = sources[0]
     state: dict[str, Any] = _resolved(first, {**first.tree, "optimizer": None})
     optimizer = first.tree["optimizer"]
@@ -166,7 +171,7 @@ def _assemble(
 def _of_masters(
     sources: Sequence[Source], shards: Sequence[LocalShard], order: Sequence[int]
 ) -> dict[int, dict[str, Any]]:
-    """AdamW's states by the number of a master."""
+    """Return AdamW's states by the number of a master."""
     states = [source.tree["optimizer"]["adamw"]["state"] for source in sources]
     return {
         number: {
@@ -186,7 +191,7 @@ def _of_masters(
 def _of_slices(
     sources: Sequence[Source], shards: Sequence[LocalShard], order: Sequence[int]
 ) -> dict[int, dict[str, Any]]:
-    """AdamW's states by the number of a slice: put together for each master, and cut as this rank cuts it."""
+    """Return AdamW's states by the number of a slice: assembled for each master, and cut as this rank cuts it."""
     whole: dict[tuple[int, str], torch.Tensor] = {}
     found: dict[int, dict[str, Any]] = {}
     numbers = [_numbers(source.sizes(shards), order) for source in sources]
@@ -217,7 +222,7 @@ def _of_slices(
 
 
 def _joined(source: Source, numbers: Sequence[int], name: str) -> torch.Tensor:
-    """A moment of a source's part of one master, flat."""
+    """Concatenate a moment of a source's part of one master, flat."""
     states = source.tree["optimizer"]["adamw"]["state"]
     parts = [source.whole(states[number][name]) for number in numbers]
     return torch.cat(parts) if parts else torch.empty(0)
@@ -226,7 +231,7 @@ def _joined(source: Source, numbers: Sequence[int], name: str) -> torch.Tensor:
 def _renumbered(
     groups: Sequence[dict[str, Any]], source: Source, shards: Sequence[LocalShard], order: Sequence[int]
 ) -> list[dict[str, Any]]:
-    """Groups of weight decay with the slices that this rank has of their masters."""
+    """Return the weight decay groups with the numbers of this rank's slices of their masters."""
     theirs = [master for master, _, _ in _slices(source.sizes(shards), order)]
     ours = [master for master, _, _ in _slices([shard.values.shape for shard in shards], order)]
     members = [{theirs[number] for number in group["params"]} for group in groups]
@@ -237,7 +242,7 @@ def _renumbered(
 
 
 def _slices(shapes: Sequence[Sequence[int]], order: Sequence[int]) -> list[tuple[int, int, int]]:
-    """Cut masters of these shapes into slices (master, start, stop), as AdamW counts them."""
+    """Cut masters of these shapes into slices (master, start, stop), as AdamW numbers them."""
     rank = {master: index for index, master in enumerate(order)}
     buckets = cut_masters([math.prod(shape) for shape in shapes], room=host_adamw.BUCKET_VALUES)
     cut = [piece for bucket in buckets for piece in bucket]
@@ -245,7 +250,7 @@ def _slices(shapes: Sequence[Sequence[int]], order: Sequence[int]) -> list[tuple
 
 
 def _numbers(shapes: Sequence[Sequence[int]], order: Sequence[int]) -> list[list[int]]:
-    """The numbers of each master's slices."""
+    """Return the numbers of each master's slices."""
     numbers: list[list[int]] = [[] for _ in shapes]
     for number, (master, _, _) in enumerate(_slices(shapes, order)):
         numbers[master].append(number)
@@ -255,7 +260,7 @@ def _numbers(shapes: Sequence[Sequence[int]], order: Sequence[int]) -> list[list
 def _collect(
     parts: Sequence[tuple[Source, Reference | torch.Tensor]], master: int, shard: LocalShard
 ) -> torch.Tensor:
-    """One tensor that lies as its master does, from all that have a part of it."""
+    """Assemble one tensor, laid out like its master, from all sources that have a part of it."""
     into = torch.empty(shard.values.shape, dtype=torch.float32)
     for source, part in parts:
         source.read(part, master, shard, into)

@@ -1,7 +1,8 @@
-"""Whom a trainer works with: nobody, ranks that it is given, or the processes of its group.
+"""Defines the ranks that a trainer works with: none, given ones, or the processes of its group.
 
-Different things are gathered from, and summed over, different ranks, and models may be split over them. A trainer
-asks `RankRoles` and need not know which of the three it is."""
+Different things are gathered from, and summed over, different ranks, and models may be split over them. A
+trainer asks `RankRoles` and need not know which of the three it has.
+"""
 
 import threading
 from collections.abc import Sequence
@@ -23,11 +24,11 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 
 
 class SingleRank:
-    """`penstock.records.interfaces.Ranks` for a trainer that is alone."""
+    """Implements `penstock.records.interfaces.Ranks` for a trainer without other ranks."""
 
     rank, size = 0, 1
 
@@ -39,8 +40,8 @@ class SingleRank:
 
 
 class ThreadRanks:
-    """`penstock.records.interfaces.Ranks` between threads of one process: `ThreadRanks.of(2)` gives one for each. A
-    rank whose thread is gone breaks the barrier of the others."""
+    """Implements `penstock.records.interfaces.Ranks` between threads of one process: `ThreadRanks.of(2)` returns
+    one for each. A rank whose thread is gone breaks the barrier of the others."""
 
     def __init__(self, rank: int, table: "list[Array | None]", barrier: threading.Barrier) -> None:
         self.rank, self.size = rank, len(table)
@@ -50,14 +51,14 @@ class ThreadRanks:
     @classmethod
     def of(cls, size: int) -> "list[ThreadRanks]":
         table: list[Array | None] = [None] * size
-        barrier = threading.Barrier(size, timeout=PATIENCE_S)
+        barrier = threading.Barrier(size, timeout=TIMEOUT_S)
         return [cls(rank, table, barrier) for rank in range(size)]
 
     def gather(self, values: Array) -> list[Array]:
         self._table[self.rank] = values
         self._barrier.wait()
         gathered = [part for part in self._table if part is not None]
-        self._barrier.wait()  # nobody puts the next before all have read
+        self._barrier.wait()  # no rank may write the next value before all have read
         return gathered
 
     def sum_tensors(self, tensors: Sequence[torch.Tensor]) -> None:
@@ -68,12 +69,12 @@ class ThreadRanks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankRoles:
-    """The other ranks of a trainer, by what they are needed for."""
+    """Holds the other ranks of a trainer, by what they are needed for."""
 
     data: Ranks
-    """Those that train on other plans: what they tell each other is of the whole step."""
+    """The ranks that train on the other plans; together they cover the whole step."""
     gradients: Ranks
-    """Those whose gradients of a weight that all of them have add up."""
+    """The ranks whose gradients of replicated weights are summed."""
     world: Ranks
     processes: "ProcessRanks | None" = None
 
@@ -95,16 +96,16 @@ class RankRoles:
 
     @property
     def checkpoints(self) -> "GroupRanks | None":
-        """The ranks that write checkpoints with this one."""
+        """Return the ranks that write checkpoints with this one."""
         return None if self.processes is None else self.processes.checkpoints
 
     @property
     def is_split(self) -> bool:
-        """Whether each rank holds a part of every model."""
+        """Return whether each rank holds a part of every model."""
         return self.layout is not None and self.layout.is_sharded
 
     def split(self, policy: PackedModel, config: "TrainerConfig", device: str) -> None:
-        """Split a model over the ranks, in place, where they split models."""
+        """Split a model over the ranks, in place, if these ranks split models."""
         if self.is_split:
             from penstock.trainer.parallel.split_model import split_model
 

@@ -1,9 +1,10 @@
-"""Splits a model that was loaded whole into host memory onto the devices of all ranks, as the layout says.
+"""Splits a model that was loaded whole into host memory over the devices of all ranks, as the layout says.
 
-Tensor parallelism comes first, by the plan that transformers has for the model. Every rank of a tensor group runs
-the same rows. It has some heads of each attention and some columns of each MLP; what they give is summed over the
-group, and so are gradients of their inputs. Embeddings are split by vocabulary. FSDP2 then splits what each rank
-has left."""
+Tensor parallelism comes first, by the plan that transformers has for the model. Every rank of a tensor group
+runs the same rows, with some heads of each attention and some columns of each MLP. Their results are summed
+over the group, and so are gradients of their inputs. Embeddings are split by vocabulary. FSDP2 then splits
+what each rank has left.
+"""
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 
 from penstock.errors import UserError
 from penstock.trainer.forward.dummy_batch import filler
-from penstock.trainer.forward.packed_model import PackedModel, let_go
+from penstock.trainer.forward.packed_model import PackedModel, release_gathered
 from penstock.trainer.parallel.fully_sharded import shard_model
 
 if TYPE_CHECKING:
@@ -24,12 +25,12 @@ if TYPE_CHECKING:
 
 
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
-"""How far logprobs may move when sums are split, as a share of the largest. A plan that is wrong moves them by far
-more."""
+"""How far logprobs may move when sums are split, as a share of the largest. A wrong plan moves them by far more."""
 
 
 def split_model(packed: PackedModel, parallel: "ProcessRanks", config: "TrainerConfig", device: str) -> None:
-    """Split a model in place, layer by layer: matrices first, then what each rank has left of them."""
+    """Split a model in place: matrices first, by tensor parallelism, then each rank's part of them, layer by
+    layer."""
     computes_in = torch.bfloat16 if config.dtype == "bfloat16" else torch.float32
 
     def shard(model: Any) -> None:
@@ -53,7 +54,8 @@ def _split_matrices(
     computes_in: torch.dtype,
     device: str,
 ) -> None:
-    """Split by transformers' plan, and check it: a few tokens must have the logprobs that the whole model gives."""
+    """Split by transformers' plan, and check it: a few tokens must get the same logprobs from the split model as
+    from the whole."""
     name, whole = type(packed.model).__name__, _probe(packed, "cpu")
 
     def split(model: Any) -> None:
@@ -72,7 +74,7 @@ def _split_matrices(
 @torch.no_grad()
 def _probe(packed: PackedModel, device: str) -> torch.Tensor:
     found = packed(filler(packed.model, device), replays_routing=False).logprobs.float().cpu()
-    let_go(packed.model)
+    release_gathered(packed.model)
     return found
 
 
@@ -80,7 +82,7 @@ Owner = tuple[nn.Module, str]
 
 
 def split_matrices(model: Any, mesh: DeviceMesh) -> None:
-    """Split the matrices of a model in place. Weights that were one stay one."""
+    """Split the matrices of a model in place. Tied weights stay tied."""
     tied = [owners for owners in _owners(model).values() if len(owners) > 1]
     apply_tensor_parallelism(model, mesh)
     for owners in tied:
@@ -95,7 +97,7 @@ def split_matrices(model: Any, mesh: DeviceMesh) -> None:
 
 
 def _owners(model: nn.Module) -> Mapping[int, list[Owner]]:
-    """Which modules have each weight."""
+    """Return which modules have each weight."""
     owners: dict[int, list[Owner]] = {}
     for module in model.modules():
         for name, parameter in module._parameters.items():

@@ -1,9 +1,11 @@
-"""Context parallelism: each rank runs a part of a row's tokens, and in attention all tokens of a part of the heads.
+"""Splits the tokens of each sequence over ranks (context parallelism). In attention, each rank has all tokens of
+some of the heads instead.
 
     tokens of this rank, all heads ─ all-to-all ─► all tokens, heads of this rank ─ attention ─ all-to-all ─► back
 
-What a rank says of its own loss tokens is then joined, so that every rank computes the loss of whole sequences. Its
-gradient goes back through its own tokens alone; the sum over ranks is the gradient.
+The outputs of all ranks for their own loss tokens are then joined, so that every rank computes the loss of
+whole sequences. Each rank's gradient flows back through its own tokens alone; the sum over ranks is the
+gradient.
 """
 
 import math
@@ -23,30 +25,31 @@ from penstock.trainer.forward.packed_row import PackedRow
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnTokens:
-    """What one rank runs of a row, and which of its loss tokens it predicts."""
+    """Holds what one rank runs of a row, and which of its loss tokens it predicts."""
 
     input_ids: torch.Tensor
     position_ids: torch.Tensor
     lengths: tuple[int, ...]
-    """Of all segments of the row, as all ranks together run them."""
+    """Lengths of all segments of the row, as all ranks together run them."""
     members: tuple[int, ...]
     rows: torch.Tensor
     targets: torch.Tensor
     temperature: torch.Tensor
     kept: KeptIds | None
     index: torch.Tensor
-    """(own loss tokens,): which of the row's they are."""
+    """(own loss tokens,): their indices among the row's loss tokens."""
 
 
 class SplitSequences:
-    """One rank's part in the rows of its group."""
+    """Takes one rank's part of each row, and joins the outputs of all ranks."""
 
     def __init__(self, group: Any) -> None:
         self.group = group
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
 
     def own(self, row: PackedRow) -> OwnTokens:
-        """An equal run of tokens for each rank; the last segment is padded at its end, which nobody looks at."""
+        """Take this rank's equal share of the tokens. The last segment is padded at its end, where no output is
+        read."""
         num_tokens = row.input_ids.shape[1]
         padding = -num_tokens % self.size
         share = (num_tokens + padding) // self.size
@@ -78,12 +81,12 @@ class SplitSequences:
         return logprobs, entropy, values
 
     def join(self, values: torch.Tensor, index: torch.Tensor, num_tokens: int) -> torch.Tensor:
-        """(loss tokens of the row,): what every rank says of its own, on every rank."""
+        """Join the values of every rank's own loss tokens into (loss tokens of the row,), on every rank."""
         return _Join.apply(values, index, num_tokens, self.group)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class SplitAttention:
-    """An attention backend that sees all tokens of some heads."""
+    """Runs an attention backend on all tokens of some heads."""
 
     def __init__(self, inner: AttentionBackend, context: SplitSequences) -> None:
         self._inner, self._context = inner, context
@@ -114,7 +117,7 @@ class SplitAttention:
 
 
 class _Exchange(torch.autograd.Function):
-    """(own tokens, heads, …) to (tokens, own heads, …), or back: each is the other's gradient."""
+    """Maps (own tokens, heads, …) to (tokens, own heads, …), or back: each is the other's gradient."""
 
     @staticmethod
     def forward(ctx: Any, values: torch.Tensor, group: Any, to_heads: bool) -> torch.Tensor:
@@ -127,7 +130,7 @@ class _Exchange(torch.autograd.Function):
 
 
 def _exchange(values: torch.Tensor, group: Any, to_heads: bool) -> torch.Tensor:
-    """Contiguous on both sides: an all-to-all of strided tensors gives wrong values, and no error."""
+    """Run the all-to-all on contiguous tensors: with strided ones it gives wrong values, and no error."""
     size = dist.get_world_size(group)
     tokens, heads, width = values.shape
     if to_heads:
@@ -158,7 +161,7 @@ class _Join(torch.autograd.Function):
 
 
 def _select(kept: KeptIds, index: torch.Tensor) -> KeptIds:
-    """The kept ids of some loss tokens."""
+    """Return the kept ids of some loss tokens."""
     rows: Sequence[int] = index.cpu().tolist()
     bounds = kept.offsets.tolist()
     counts = torch.tensor([bounds[row + 1] - bounds[row] for row in rows], dtype=torch.long)

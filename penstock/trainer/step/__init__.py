@@ -1,1 +1,1 @@
-"""What one optimizer step is made of: packed plans, the loss, and what a step reports."""
+"""Implements the parts of one optimizer step: packed plans, the loss, and what a step reports."""

@@ -1,4 +1,4 @@
-"""How long the parts of a step take. A GPU works behind the host, so its parts are measured by its own clock."""
+"""Measures the parts of a step. A GPU works behind the host, so its parts are measured by its own clock."""
 
 import time
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ import torch
 
 
 class StepClock:
-    """Seconds by the name of a part; parts of the same name add up."""
+    """Adds up seconds by the name of a part."""
 
     def __init__(self, device: str) -> None:
         self._device = torch.device(device)
@@ -18,7 +18,7 @@ class StepClock:
 
     @contextmanager
     def host(self, name: str) -> Iterator[None]:
-        """Work that the host waits for."""
+        """Measure work that the host waits for."""
         begin = time.perf_counter()
         try:
             yield
@@ -27,7 +27,7 @@ class StepClock:
 
     @contextmanager
     def device(self, name: str) -> Iterator[None]:
-        """Work that is queued on a GPU; this does not wait for it."""
+        """Measure work that is queued on a GPU, without waiting for it."""
         if self._device.type != "cuda":
             with self.host(name):
                 yield
@@ -40,7 +40,7 @@ class StepClock:
         self._events.append((name, begin, end))
 
     def seconds(self) -> dict[str, float]:
-        """Waits for the GPU."""
+        """Return the seconds of each part, after waiting for the GPU."""
         for name, begin, end in self._events:
             end.synchronize()
             self._add(name, begin.elapsed_time(end) / 1e3)

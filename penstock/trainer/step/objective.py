@@ -1,7 +1,7 @@
-"""What a step minimises: the policy loss, its corrections and its penalties, put together.
+"""Puts together what a step minimises: the policy loss, its corrections and its penalties.
 
-Per token, loss = (policy loss × correction weights + kl_coef · KL − entropy_coef · entropy
-+ value_coef · value loss) × share, where the shares come from the plan's step-wide denominators.
+Per token, loss = (policy loss × correction weights + kl_coef · KL − entropy_coef · entropy + value_coef ·
+value loss) × share, where the shares come from the plan's step-wide denominators.
 """
 
 from dataclasses import dataclass, replace
@@ -22,19 +22,19 @@ from penstock.usercode import is_function_path
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Minimised:
-    """The loss of a row, with gradient, and what the step's metrics are made of."""
+    """Holds the loss of a row, with gradient, and what the step's metrics are made of."""
 
     loss: torch.Tensor
     columns: dict[str, torch.Tensor]
     """(loss tokens,) each."""
     routing: torch.Tensor | None
-    """As in `TokenOutputs`."""
+    """The same as in `TokenOutputs`."""
     own_columns: tuple[str, ...] = ()
-    """Names of those that a user's loss reports."""
+    """Names of the columns that a user's loss reports."""
 
 
 class Objective:
-    """Gives the loss of a prepared row, with gradient, and columns for the step's metrics."""
+    """Computes the loss of a prepared row, with gradient, and columns for the step's metrics."""
 
     def __init__(self, policy: PackedModel, algorithm: AlgorithmConfig) -> None:
         self._policy, self._algorithm = policy, algorithm
@@ -72,11 +72,11 @@ class Objective:
         return Minimised(loss=loss, columns=columns, routing=outputs.routing, own_columns=own)
 
     def _weighted(self, tokens: LossTokens, fresh: torch.Tensor) -> LossTokens:
-        """Multiply the weights of all corrections. Those for the engine's gap touch only tokens that show it
-        alone."""
+        """Multiply the weights of all corrections. Engine corrections touch only fresh tokens, where the gap is
+        the engine's alone."""
         weights = tokens.weights
         seen = tokens
-        if self._algorithm.loss in COVERS_BEHAVIOUR:  # nothing is left for a weight to cover
+        if self._algorithm.loss in COVERS_BEHAVIOUR:  # no gap is left for a weight to cover
             seen = replace(tokens, old_logprobs=tokens.behaviour_logprobs)
         for correction in self._corrections:
             weights = weights * correction(seen)
@@ -107,8 +107,9 @@ class Objective:
 
 
 def idle_corrections(algorithm: AlgorithmConfig) -> list[str]:
-    """Says of each correction whose weight is always 1, because the loss has the gap already, what to do about it.
-    Each is tried on made-up tokens: it is idle if it leaves all their weights 1 here, and would not elsewhere."""
+    """Return advice about each correction whose weight is always 1, because the loss covers the gap already.
+    Each is tried on synthetic tokens: it is idle if all their weights are 1 here, but would not be with
+    `proximal: start`."""
     covers = algorithm.loss in COVERS_BEHAVIOUR
     proximal = "behaviour" if covers else algorithm.effective_proximal
     said = []
@@ -117,9 +118,9 @@ def idle_corrections(algorithm: AlgorithmConfig) -> list[str]:
             correction = CORRECTIONS.bind(name, arguments)
             try:
                 acts_here, acts_there = (
-                    bool((correction(_made_up(of)) != 1).any()) for of in (proximal, "start")
+                    bool((correction(_synthetic_tokens(of)) != 1).any()) for of in (proximal, "start")
                 )
-            except Exception:  # a user's function may need columns, say; what it does is not known then
+            except Exception:  # a user's function may need columns, which these tokens do not have
                 continue
             if acts_there and not acts_here:
                 why = (
@@ -132,8 +133,9 @@ def idle_corrections(algorithm: AlgorithmConfig) -> list[str]:
     return said
 
 
-def _made_up(proximal: str) -> LossTokens:
-    """Eight sequences that the policy has moved away from or towards, near and far, as a first pass sees them."""
+def _synthetic_tokens(proximal: str) -> LossTokens:
+    """Make eight synthetic sequences that the policy has moved away from or towards, near and far, as a first
+    pass sees them."""
     segments = torch.arange(8).repeat_interleave(8)
     gaps = torch.linspace(-4.0, 4.0, 8)[segments] + torch.linspace(-1.0, 1.0, 8).repeat(8)
     logprobs = torch.full((64,), -6.0)
@@ -150,8 +152,8 @@ def _made_up(proximal: str) -> LossTokens:
 
 
 def without_nonfinite(tokens: LossTokens) -> tuple[LossTokens, torch.Tensor, torch.Tensor]:
-    """The tokens, with every sequence out of the loss that has a logprob which is not finite; which tokens have
-    one; which are out. One such token makes the ratio of its whole sequence unknown."""
+    """Take every sequence with a logprob that is not finite out of the loss: one such token makes the ratio of
+    its whole sequence unknown. Return the tokens, which of them are not finite, and which are out."""
     columns = (tokens.logprobs, tokens.old_logprobs, tokens.behaviour_logprobs)
     bad = ~torch.stack([column.detach() for column in columns]).isfinite().all(dim=0)
     per_sequence = segment_sum(bad.to(tokens.weights.dtype), tokens.segments, tokens.num_segments)

@@ -1,7 +1,7 @@
-"""From scored groups to step plans: pure, without torch, so that the controller plans by itself.
+"""Turns scored groups into step plans. It is pure and without torch, so that the controller plans by itself.
 
-Every rank gets the same number of micro-batches (they run in lockstep) of about the same size, and
-every plan carries the denominators of the whole step.
+Every rank gets the same number of micro-batches (they run in lockstep) of about the same size, and every plan
+carries the denominators of the whole step.
 """
 
 from bisect import bisect_left, insort
@@ -19,8 +19,8 @@ Samples = Sequence[Sequence[Sample]]
 
 
 ATTENTION_TOKENS = 16384
-"""A sequence of so many tokens has as much work in attention as in everything else. It is about six times a model's
-width: this is for one of 2,700, and ranks are balanced well enough for others."""
+"""The length at which a sequence has as much work in attention as in everything else: about six times the model's
+width. This is for a width of 2,700, and balances ranks well enough for others."""
 
 
 def plan_step(
@@ -37,12 +37,11 @@ def plan_step(
     fresh: tuple[int, ...] | None = None,
     traced: tuple[tuple[int, int], ...] = (),
 ) -> tuple[StepPlan, ...]:
-    """One plan per rank. `samples` are those of the groups' episodes where they differ from what the episodes
-    give, for instance with late tokens masked; sequences that are left without a loss token, or that another policy
-    sampled, are not planned at all. `age_of` gives the age of a version in each group, and `fresh` the versions
-    of the weights that are trained; without them a version is its step. `traced` are answers whose tokens are asked
-    for. With shared prompts a group stays together where it can, and its prompt counts once in every micro-batch
-    that it is in."""
+    """Make one plan per rank. `samples` replace those of the groups' episodes, for instance to mask late tokens.
+    Sequences without a loss token, or sampled by another policy, are not planned. `age_of` gives the age of a
+    version in each group, and `fresh` the versions of the weights that are trained; without them a version is
+    its step. `traced` are the answers whose single tokens are reported. With shared prompts a group stays
+    together if possible, and its prompt counts once in every micro-batch that it is in."""
     if samples is None:
         samples = [[group.samples(index) for index in range(len(group.scores))] for group in groups]
     sequences = _sequences(samples, policy)
@@ -84,7 +83,7 @@ def plan_step(
 
 
 def pack(costs: Sequence[int], budget: int, *, multiple_of: int = 1) -> list[list[int]]:
-    """Indices in as few bins of at most `budget` as best-fit finds, levelled afterwards, their number
+    """Pack indices into as few bins of at most `budget` as best-fit finds, levelled afterwards, their number
     rounded up to a multiple. A cost above the budget gets a bin of its own."""
     if budget < 1 or multiple_of < 1:
         raise ValueError(f"budget and multiple_of must be >= 1, got {budget} and {multiple_of}")
@@ -97,12 +96,12 @@ def pack(costs: Sequence[int], budget: int, *, multiple_of: int = 1) -> list[lis
         bins, fits = _level(costs, order, num_bins, budget)
         if fits:
             return bins
-        # One more at a time, but by a percent where there are hundreds: trying each would take minutes.
+        # Add one at a time, or one percent where there are hundreds of bins: trying each would take minutes.
         num_bins += multiple_of * max(1, num_bins // (100 * multiple_of))
 
 
 def share_out(sizes: Sequence[int], ranks: int) -> list[list[int]]:
-    """Bins dealt to ranks, the same number to each, largest first to the rank with the least."""
+    """Deal bins to ranks, the same number to each, largest first to the rank with the least."""
     if len(sizes) % ranks:
         raise ValueError(f"{len(sizes)} micro-batches can't be dealt equally to {ranks} ranks")
     quota = len(sizes) // ranks
@@ -128,34 +127,33 @@ def _sequences(groups: Sequence[Samples], policy: str) -> list[TrainSequence]:
 
 
 def _versions(group: Samples, policy: str) -> set[int]:
-    """The versions that sampled a token of the loss."""
+    """Return the versions that sampled a token of the loss."""
     found: set[int] = set()
     for sample in (sample for row in group for sample in row if sample.policy == policy):
         versions = sample.versions[sample.loss_mask]
-        begins = np.flatnonzero(
-            np.diff(versions, prepend=NOT_SAMPLED)
-        )  # tokens of one version lie beside each other
+        # Tokens of one version are adjacent, so their first tokens suffice.
+        begins = np.flatnonzero(np.diff(versions, prepend=NOT_SAMPLED))
         found.update(versions[begins].tolist())
     return found
 
 
 def _without_columns(score: Score) -> Score:
-    """Columns travel with the samples, to the one rank that needs them."""
+    """Drop a score's columns, which travel with the samples to the one rank that needs them."""
     return msgspec.structs.replace(score, columns=()) if score.columns else score
 
 
 def _pieces(
     sequences: Sequence[TrainSequence], budget: int, ranks: int, shared: bool
 ) -> tuple[list[list[int]], list[int], list[int]]:
-    """What is packed as one, by index, its tokens, and its work with attention's: single sequences, or as much of a
-    group as fits, and no more than a rank's share."""
+    """Return what is packed as one piece, by index, with its tokens and its work including attention. A piece is
+    a single sequence, or as much of a group as fits, and no more than a rank's share."""
     families = find_families(sequences, shared=shared)
     total = sum(family.prefix + sum(family.rests) for family in families)
     limit = min(budget, -(-total // ranks))
     pieces, costs, work = [], [], []
     for family in families:
         rests = family.rests
-        # What the longest member needs by itself is needed in any case.
+        # There must be room for the longest member in any case.
         room = max(1, limit - family.prefix, *rests)
         for part in pack(rests, room):
             pieces.append([family.members[index] for index in part])
@@ -166,7 +164,7 @@ def _pieces(
 
 
 def _count_bins(costs: Sequence[int], budget: int) -> int:
-    """How many bins best-fit decreasing needs."""
+    """Return how many bins best-fit decreasing needs."""
     free: list[int] = []
     for cost in costs:
         best = bisect_left(free, cost)
@@ -178,8 +176,8 @@ def _count_bins(costs: Sequence[int], budget: int) -> int:
 def _level(
     costs: Sequence[int], order: Sequence[int], num_bins: int, budget: int
 ) -> tuple[list[list[int]], bool]:
-    """Deal longest first to the emptiest bin; says whether every bin keeps the budget or holds a
-    single sequence that is alone above it."""
+    """Deal the longest first to the emptiest bin. Return the bins, and whether each keeps the budget or holds a
+    single sequence above it."""
     bins: list[list[int]] = [[] for _ in range(num_bins)]
     heap = [(0, index) for index in range(num_bins)]
     heapify(heap)

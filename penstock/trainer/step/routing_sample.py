@@ -1,6 +1,7 @@
-"""What replaying experts is worth: |Δ logprob| between engine and trainer on a few sequences of a step.
+"""Measures what replaying experts gains: |Δ logprob| between engine and trainer on a few sequences of a step.
 
-With replay it is seen in the step's own forward pass. Without, one more forward pass is made of these sequences.
+The gap with replay comes from the step's own forward pass; the gap without needs one more pass over these
+sequences.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,11 +14,12 @@ from penstock.trainer.step.step_metrics import StepRecord, mean_of
 from penstock.trainer.step.step_preparation import PreparedRow
 
 SAMPLED_TOKENS = 256
-"""Tokens of a step that are computed once more; more where its shortest sequence is longer."""
+"""How many tokens of a step are computed once more; at least one sequence is, however long."""
 
 
 def choose_sample(sequences: Iterable[TrainSequence]) -> list[TrainSequence]:
-    """The shortest sequences of a step that have recorded routes: they cost little, and all steps have others."""
+    """Choose the shortest sequences of a step that have recorded routes: they cost little, and differ from step
+    to step."""
     recorded = [
         sequence for sequence in sequences if sequence.sample.routing and num_loss_positions(sequence.sample)
     ]
@@ -33,7 +35,8 @@ def choose_sample(sequences: Iterable[TrainSequence]) -> list[TrainSequence]:
 def routing_gaps(
     record: StepRecord, rows: Sequence[PreparedRow], sample: Sequence[TrainSequence]
 ) -> dict[str, Metric]:
-    """`record` is of the step's first pass over `rows`. Nothing where no experts were recorded."""
+    """Return the gaps with and without replay, or nothing if no experts were recorded. `record` is that of the
+    step's first pass over `rows`."""
     without = record.gap_without_replay
     if without is None:
         return {}

@@ -1,7 +1,8 @@
-"""Which tokens the sequences of a group have in common at their start, and how a row lays them once.
+"""Finds the tokens that the sequences of a group have in common at their start, and lays them out once in a row.
 
-Pure, without torch: the controller counts with it, the trainer lays rows with it. A row is laid as
-`penstock.trainer.forward.shared_prefixes` reads it: shared prefixes, sequences that share nothing, then the rests.
+It is pure and without torch: the controller counts with it, the trainer lays out rows with it. Rows are laid
+out as `penstock.trainer.forward.shared_prefixes` reads them: shared prefixes, sequences that share nothing,
+then the rests.
 """
 
 from collections.abc import Sequence
@@ -18,7 +19,8 @@ Marks = npt.NDArray[np.integer[Any]]
 
 
 def loss_positions(sample: Sample) -> IntArray:
-    """Where the loss tokens are. A first token has no context to be predicted from, so it never counts."""
+    """Return the positions of the loss tokens. A first token has no context to be predicted from, so it never
+    counts."""
     positions = np.flatnonzero(sample.loss_mask).astype(np.int32)
     return positions[1:] if positions.size and positions[0] == 0 else positions
 
@@ -28,15 +30,15 @@ def num_loss_positions(sample: Sample) -> int:
 
 
 def forward_length(sample: Sample) -> int:
-    """Tokens that must run through the model: all before the last one in the loss; 0 without any."""
+    """Return how many tokens must run through the model: all before the last one in the loss; 0 without any."""
     positions = loss_positions(sample)
     return int(positions[-1]) if positions.size else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """Sequences, by their index, that run their first `prefix` tokens together; without any in common
-    a sequence is a family by itself, with a prefix of 0."""
+    """Groups sequences, by their index, that run their first `prefix` tokens together. A sequence that shares
+    nothing is a family by itself, with a prefix of 0."""
 
     members: tuple[int, ...]
     prefix: int
@@ -49,16 +51,16 @@ class Family:
 
     @property
     def num_shared_tokens(self) -> int:
-        """Tokens that need not run because another member's do."""
+        """Return how many tokens need not run because another member's do."""
         return self.prefix * (len(self.members) - 1)
 
 
 def find_families(
     sequences: Sequence[TrainSequence], *, shared: bool, marks: Sequence[Marks] | None = None
 ) -> list[Family]:
-    """Sequences of one group share what all of them begin with: their prompt, and
-    also sampled tokens where all are the same. Nothing is shared across groups. `marks` has a row for each token of
-    each sequence, of what else must be the same: experts that it is to be computed with."""
+    """Find the common start of each group's sequences: their prompt, and also sampled tokens if all are the
+    same. Nothing is shared across groups. `marks` has one row per token of each sequence, which must be the
+    same too: the experts that the token is computed with."""
     lengths = [forward_length(sequence.sample) for sequence in sequences]
     by_group: dict[tuple[int, bytes], list[int]] = {}
     for index, sequence in enumerate(sequences):
@@ -79,7 +81,7 @@ def find_families(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """Tokens start..stop of a sequence, as they lie in a row."""
+    """Holds tokens start..stop of a sequence, as they are laid out in a row."""
 
     sequence: int
     start: int
@@ -88,11 +90,11 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowLayout:
-    """The segments of a row in order, and where every sequence finds its tokens among them."""
+    """Lists the segments of a row in order, and the positions of every sequence's tokens in them."""
 
     segments: tuple[Segment, ...]
     members: tuple[int, ...]
-    """Rests of each shared prefix: the first segments are the prefixes, the last the rests."""
+    """The number of rests of each shared prefix. The first segments are the prefixes, the last the rests."""
     positions: tuple[IntArray, ...]
     """The position in the row of each forward token of each sequence."""
     num_shared_tokens: int
@@ -144,7 +146,7 @@ def _prompt_length(sample: Sample) -> int:
 
 
 def _common(rows: Sequence[Marks]) -> int:
-    """How many tokens, or rows of marks, all of them begin with."""
+    """Return how many tokens, or rows of marks, all of them begin with."""
     length = min(len(row) for row in rows)
     first = rows[0][:length]
     for row in rows[1:]:

@@ -1,8 +1,9 @@
-"""What a step reports, computed from the flat columns of all of its loss tokens: metrics, traces of a few answers,
-and a warning where engine and trainer differ too much.
+"""Computes a step's report from the columns of all of its loss tokens: metrics, traces of a few answers, and a
+warning if engine and trainer differ too much.
 
-How far the policy is from the one that sampled (ratios, `kl`, `ess`, the engine's gap), ages and advantages are of
-the first pass, before any update. What the updates were made of (loss, clipping, entropy, corrections) is of all.
+How far the policy is from the one that sampled (ratios, `kl`, `ess`, the engine's gap), ages and advantages
+are those of the first pass, before any update. Loss, clipping, entropy and corrections are those of all
+passes.
 """
 
 import logging
@@ -27,15 +28,15 @@ CORE = ("gap", "advantage", "age", "entropy", "weight", "fresh", "nonfinite", "l
 
 @dataclass(slots=True)
 class StepRecord:
-    """Losses and columns of every micro-batch of a pass, detached. They stay on their device until `fetch`, since
-    fetching one waits for all that the device was given before."""
+    """Holds losses and columns of every micro-batch of a pass, detached. They stay on their device until
+    `fetch`, since fetching one waits for all work queued on the device before."""
 
     losses: list[torch.Tensor] = field(default_factory=list)
     columns: dict[str, list[torch.Tensor]] = field(default_factory=dict)
     routing: list[torch.Tensor] = field(default_factory=list)
-    """Choices of experts that would have flipped, all, and those replayed; of rows with recorded routes."""
+    """For rows with recorded routes, the numbers of expert choices: that would have flipped, in all, replayed."""
     own_columns: tuple[str, ...] = ()
-    """Names of those that a user's loss reports."""
+    """Names of the columns that a user's loss reports."""
     gap_without_replay: torch.Tensor | None = None
     """|Δ logprob| of a few of the tokens, computed with the live routers' experts."""
 
@@ -64,8 +65,8 @@ class StepRecord:
         return torch.cat(self.columns.get(name, [torch.zeros(0)]))
 
     def known(self) -> "StepRecord":
-        """The record without the tokens that are out of the loss because a logprob was not finite: they would make
-        every mean NaN, or look like a policy that has not moved."""
+        """Return the record without the tokens that are out of the loss because a logprob was not finite: they
+        would make every mean NaN, or look like a policy that has not moved."""
         left_out = self.column("left_out") != 0
         if not bool(left_out.any()):
             return self
@@ -74,7 +75,8 @@ class StepRecord:
 
 
 def behaviour_kl(gap: torch.Tensor) -> torch.Tensor:
-    """KL(behaviour ‖ current) per token by the k3 estimator, from tokens that the behaviour sampled."""
+    """Return KL(behaviour ‖ current) per token by the k3 estimator, from tokens that the behaviour policy
+    sampled."""
     return gap.exp() - 1 - gap
 
 
@@ -83,8 +85,8 @@ def mean_of(values: torch.Tensor) -> Mean:
 
 
 def summarise(record: StepRecord, plan: StepPlan) -> dict[str, Metric]:
-    """Metrics of one rank's step by name, of its first pass. Everything is over its loss tokens unless named
-    otherwise."""
+    """Return the metrics of the first pass of one rank's step, by name. Everything is over its loss tokens
+    unless named otherwise."""
     record = record.known()
     scores = np.array([score.value for group in plan.scores for score in group], dtype=np.float64)
     gap = record.column("gap")
@@ -108,7 +110,7 @@ def summarise(record: StepRecord, plan: StepPlan) -> dict[str, Metric]:
 
 
 def of_pass(record: StepRecord, num_passes: int = 1) -> dict[str, Metric]:
-    """Metrics of one rank's pass by name; those of all passes, merged, are the step's."""
+    """Return the metrics of one rank's pass by name; those of all passes, merged, are the step's."""
     num_nonfinite = float(record.column("nonfinite").sum())
     record = record.known()
     metrics: dict[str, Metric] = {
@@ -132,7 +134,8 @@ def of_pass(record: StepRecord, num_passes: int = 1) -> dict[str, Metric]:
 
 
 def of_last_pass(record: StepRecord) -> dict[str, Metric]:
-    """How far several passes have moved the policy from the one that sampled, and what is still trained then."""
+    """Return how far several passes have moved the policy from the one that sampled, and the share of tokens
+    clipped by then."""
     record = record.known()
     gap, clipped = record.column("gap"), record.column("clip_fraction")
     metrics: dict[str, Metric] = {}
@@ -144,8 +147,8 @@ def of_last_pass(record: StepRecord) -> dict[str, Metric]:
 
 
 def routing_facts(counts: list[torch.Tensor]) -> dict[str, Metric]:
-    """Shares of (layer, token) choices of experts, where routes were recorded: those that were replayed, those left
-    to the live router for want of a record, and of the replayed those that it would have made otherwise."""
+    """Return shares of (layer, token) choices of experts, if routes were recorded: replayed ones, those left to
+    the live router for lack of a record, and replayed ones that the live router would have made otherwise."""
     if not counts:
         return {}
     flipped, num_choices, num_replayed = (float(each) for each in torch.stack(counts).sum(dim=0))
@@ -159,7 +162,7 @@ def routing_facts(counts: list[torch.Tensor]) -> dict[str, Metric]:
 
 
 def drift(gap: torch.Tensor) -> dict[str, Metric]:
-    """How far the current policy is from the one that sampled: ratios, KL, effective sample size."""
+    """Return how far the current policy is from the one that sampled: ratios, KL, effective sample size."""
     log_ratio = bounded(gap)
     ratio = log_ratio.exp()
     low, middle, high = Quantile.each((1, 50, 99), log_ratio.numpy())
@@ -175,7 +178,8 @@ def drift(gap: torch.Tensor) -> dict[str, Metric]:
 
 
 def advantage_facts(advantage: torch.Tensor, age: torch.Tensor) -> dict[str, Metric]:
-    """Advantages and ages, and the ages of good and bad tokens apart: selection may make them differ."""
+    """Return metrics of advantages and ages, and the ages of good and bad tokens apart: selection may make them
+    differ."""
     facts: dict[str, Metric] = {
         "advantage_mean": mean_of(advantage),
         "advantage_std": Deviation.of(advantage.numpy()),
@@ -192,8 +196,8 @@ def advantage_facts(advantage: torch.Tensor, age: torch.Tensor) -> dict[str, Met
 
 
 def engine_gap(gap: torch.Tensor, fresh: torch.Tensor) -> dict[str, Metric]:
-    """|Δ logprob| between engine and trainer, on tokens whose whole answer up to them is of the current version,
-    where it is nothing else."""
+    """Return |Δ logprob| between engine and trainer, on tokens whose whole answer up to them is of the current
+    version. Only there is the gap due to nothing else."""
     alone = gap[fresh != 0].abs()
     if not alone.numel():
         return {}
@@ -201,7 +205,7 @@ def engine_gap(gap: torch.Tensor, fresh: torch.Tensor) -> dict[str, Metric]:
 
 
 def by_age(age: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-    """Names of buckets of ages, `age_2_3` and so on, and which tokens are in each."""
+    """Yield names of age buckets, `age_2_3` and so on, and which tokens are in each."""
     for first, last in AGE_BUCKETS:
         if last is None:
             yield f"age_{first}_up", age >= first
@@ -214,15 +218,16 @@ log = logging.getLogger(__name__)
 
 
 class GapWatch:
-    """Warns of an engine and a trainer that differ too much on tokens of the same weights, and counts the steps
-    whose mean gap is above `limit`."""
+    """Warns if engine and trainer differ too much on tokens of the same weights, and counts the steps whose mean
+    gap is above `limit`."""
 
     def __init__(self, limit: float) -> None:
         self._limit = limit
         self.num_warnings = 0
 
     def see(self, metrics: dict[str, Metric], step: int, ranks: Ranks) -> None:
-        """Says so the first and every 100th time. `metrics` are those of this rank; all ranks see the same gap."""
+        """Compute the gap over all ranks; warn the first and every 100th time it is above the limit. `metrics`
+        are this rank's."""
         mean, largest = metrics.get("logprob_gap_mean"), metrics.get("logprob_gap_max")
         own = np.zeros(3)
         if isinstance(mean, Mean) and isinstance(largest, Max):
@@ -246,12 +251,12 @@ class GapWatch:
 
 
 MAX_TOKENS = 65_536
-"""Loss tokens of a step that are handed back; the first answer comes whole, however long."""
+"""The most loss tokens of a step that are traced; the first answer is traced whole, however long."""
 
 
 def trace_tokens(record: StepRecord, rows: Sequence[PreparedRow], plan: StepPlan) -> tuple[TracedTokens, ...]:
-    """Cut single tokens out of a pass over these rows: those of the answers that the plan asks for, and of the one
-    on which engine and trainer differ most."""
+    """Return single tokens of a pass over these rows: those of the answers that the plan asks for, and of the
+    one on which engine and trainer differ most."""
     if not plan.traced:
         return ()
     columns = {name: record.column(name).numpy() for name in ("gap", "advantage", "weight", "clip_fraction")}
@@ -276,7 +281,7 @@ Span = tuple[TrainSequence, slice]
 
 
 def _spans(rows: Sequence[PreparedRow]) -> list[Span]:
-    """Each sequence with the span of its loss tokens in the columns."""
+    """Return each sequence with the span of its loss tokens in the columns."""
     spans, start = list[Span](), 0
     for prepared in rows:
         for sequence, count in zip(prepared.row.sequences, prepared.row.counts, strict=True):

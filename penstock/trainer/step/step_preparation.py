@@ -1,7 +1,7 @@
-"""What a step knows before its first update: packed rows, advantages, shares, reference logprobs.
+"""Prepares what a step needs before its first update: packed rows, advantages, shares, reference logprobs.
 
-Some algorithms need facts of the whole step under the weights at its start (values for GAE, M2PO's
-threshold, the proximal policy of several passes). Only then a forward pass without gradient comes first.
+Some algorithms need facts of the whole step under the weights at its start (values for GAE, M2PO's threshold,
+the proximal policy of several passes). Only these need a forward pass without gradient first.
 """
 
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ from penstock.trainer.step.sharing import forward_length
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedRow:
-    """A packed row with all that stays the same while the weights are trained on it."""
+    """Holds a packed row with everything that stays the same while the weights are trained on it."""
 
     row: PackedRow
     ages: torch.Tensor
@@ -44,22 +44,23 @@ class PreparedRow:
     """Whether each token was sampled with the current version, and all that it read was computed with it."""
     advantages: torch.Tensor
     shares: torch.Tensor
-    """What each token's loss counts for in the step."""
+    """The factor of each token's loss in the step."""
     start: TokenOutputs | None = None
-    """Under the weights at the start of the step, where something needs them."""
+    """Outputs under the weights at the start of the step, if the algorithm needs them."""
     returns: torch.Tensor | None = None
-    """What the value head should say."""
+    """The value head's targets."""
     reference_logprobs: torch.Tensor | None = None
     statistic: float = float("inf")
 
     def old_logprobs(self, current: torch.Tensor, proximal: str) -> torch.Tensor:
-        """The policy that ratios are relative to; in a first pass the start is the current one."""
+        """Return the logprobs that ratios are relative to. In a first pass, the policy at the start is the
+        current one."""
         if proximal == "behaviour":
             return self.row.behaviour_logprobs
         return current.detach() if self.start is None else self.start.logprobs
 
     def tokens(self, logprobs: torch.Tensor, proximal: str) -> LossTokens:
-        """The row's loss tokens as losses and corrections see them, not yet weighted."""
+        """Return the row's loss tokens as losses and corrections see them, not yet weighted."""
         return LossTokens(
             logprobs=logprobs,
             old_logprobs=self.old_logprobs(logprobs, proximal),
@@ -89,19 +90,19 @@ class Preparation:
         ranks: Ranks | None = None,
         filler: PackedRow | None = None,
     ) -> None:
-        """`filler` is what a rank runs while others have more rows: all gather weights together. None: ranks do not
-        wait for each other within a step."""
+        """`filler` is the row that a rank runs while others have more rows, because all ranks gather weights
+        together. None if ranks do not wait for each other within a step."""
         self._filler = filler
         self.expects_routes = False
         """Whether experts are recorded in this run."""
         self.num_fillers = 0
-        """Of the last plan."""
+        """How many fillers this rank runs for the last plan."""
         self._policy, self._reference, self._algorithm = policy, reference, algorithm
         self._device, self._config = device, config
         self._blobs = blobs
         self._ranks: Ranks = ranks or SingleRank()
         can_share = policy.shares_prefixes and (reference is None or reference.shares_prefixes)
-        self.lays_once = config.shared_prompts and can_share
+        self.shares_prompts = config.shared_prompts and can_share
         """Whether rows hold a group's prompt once."""
         self.needs_start = (
             algorithm.needs_values
@@ -142,13 +143,15 @@ class Preparation:
             self.num_fillers = max(int(count[0]) for count in counts) - num_rows
 
     def _keep_step(self, model: Reference) -> None:
-        """Run the model as often as the rank with the most rows. Nothing may be gathered before all have."""
+        """Run the model as often as the rank with the most rows. No rank may gather other data before all have
+        done so."""
         if self._filler is not None:
             for _ in range(self.num_fillers):
                 model(self._filler)
 
     def _lay_out(self, plan: StepPlan) -> list[PackedRow]:
-        """All rows of the plan. A blob that is lost on one rank stops every rank before anything is trained."""
+        """Pack all rows of the plan. A blob that is lost on one rank stops every rank before anything is
+        trained."""
         rows: list[PackedRow | None] = []
         lost: BlobLost | None = None
         try:
@@ -158,20 +161,20 @@ class Preparation:
                     rows += self._pack(sequences, plan, routing)
         except BlobLost as error:
             lost = error
-        told = self._ranks.gather(np.array([lost is not None]))
-        if any(bool(part.any()) for part in told):
+        gathered = self._ranks.gather(np.array([lost is not None]))
+        if any(bool(part.any()) for part in gathered):
             raise lost or BlobLost("a blob that another rank needs is lost")
         return [row for row in rows if row is not None]
 
     def _pack(
         self, sequences: Sequence[TrainSequence], plan: StepPlan, routing: RoutingShape | None
     ) -> list[PackedRow | None]:
-        """One row. Episodes of a group that were computed with other experts do not share their prompt, as the plan
-        thought they would: then there may be several."""
+        """Pack one row, or several if it gets too long: the plan assumes that a group's episodes share their
+        prompt, and those that were computed with other experts do not."""
         row = PackedRow.of(
             sequences,
             self._device,
-            shared_prompts=self.lays_once,
+            shared_prompts=self.shares_prompts,
             columns=plan.columns,
             blobs=self._blobs,
             routing=routing,
@@ -186,12 +189,12 @@ class Preparation:
         return [part for members in bins for part in self._pack(members, plan, routing)]
 
     def row_of(self, sequences: Sequence[TrainSequence]) -> PackedRow | None:
-        """A row by itself, whose experts the live routers choose."""
+        """Pack a row by itself, whose experts the live routers choose."""
         return PackedRow.of(sequences, self._device, blobs=self._blobs)
 
     def _routing_shape(self, plan: StepPlan) -> RoutingShape | None:
-        """What routes of the model are like: tokens without are counted, also where a step has no others. None
-        where none are expected and none have come."""
+        """Return the routing shape of the model, or None if no routes are expected and none have come. With it,
+        tokens without a route are counted, even in a step that has no routes at all."""
         refs = [ref for batch in plan.micro_batches for sequence in batch for ref in sequence.sample.routing]
         routers = self._policy.routers
         shape = routers.shape if routers is not None else None
@@ -200,13 +203,14 @@ class Preparation:
         return shape if refs or self.expects_routes else None
 
     def _cut(self, sequences: tuple[TrainSequence, ...]) -> list[list[TrainSequence]]:
-        """A plan counts shared prompts once; where the model can't share them, the row may be too long."""
-        if self.lays_once or not self._config.shared_prompts:
+        """Cut a micro-batch whose row may be too long, because the plan counts shared prompts once and the model
+        can't share them."""
+        if self.shares_prompts or not self._config.shared_prompts:
             return [list(sequences)]
         return self._bins(sequences)
 
     def _bins(self, sequences: Sequence[TrainSequence]) -> list[list[TrainSequence]]:
-        """Sequences that fit into a row each with its own prompt."""
+        """Group sequences that fit into a row, each with its own prompt."""
         lengths = [forward_length(sequence.sample) for sequence in sequences]
         bins = pack(lengths, self._config.micro_batch_tokens)
         return [[sequences[index] for index in members] for members in bins]
@@ -214,7 +218,7 @@ class Preparation:
     def _advantages(
         self, plan: StepPlan, rows: list[PackedRow], start: list[TokenOutputs | None]
     ) -> tuple[list[torch.Tensor], list[torch.Tensor] | None]:
-        """One advantage per token of each row, and the value head's targets where there is one."""
+        """Return one advantage per token of each row, and the value head's targets if there is one."""
         name, arguments = self._algorithm.advantage, self._algorithm.advantage_args
         if not is_of_tokens(name):
             of_group = ADVANTAGES.bind(name, arguments)(StepFacts.of(plan.scores, plan.num_tokens))
@@ -251,7 +255,7 @@ class Preparation:
                 return torch.full_like(counts, 1 / (self._algorithm.length_constant * plan.num_sequences))
 
     def _statistic(self, rows: list[PreparedRow]) -> float:
-        """What the loss needs to know of the whole step: the same on every rank."""
+        """Compute the whole-step statistic that the loss declares, the same on every rank."""
         statistic = statistic_of(self._algorithm.loss)
         if statistic is None:
             return float("inf")
@@ -269,7 +273,7 @@ class Preparation:
 
 
 def ages_of(row: PackedRow, plan: StepPlan) -> torch.Tensor:
-    """The age of each loss token, in steps."""
+    """Return the age of each loss token, in steps."""
     parts = []
     for sequence, positions in zip(row.sequences, row.positions, strict=True):
         ages = plan.ages[sequence.group]
@@ -281,9 +285,10 @@ def ages_of(row: PackedRow, plan: StepPlan) -> torch.Tensor:
 
 
 def fresh_of(row: PackedRow, plan: StepPlan) -> torch.Tensor:
-    """Tokens on which engine and trainer should agree. An answer in flight may keep keys and values of older
-    weights: a token of the current version that has read these was drawn in a context that the trainer does not
-    compute. Where the engine does not say, that is every token behind an older one."""
+    """Return the tokens on which engine and trainer should agree. An answer in flight may keep keys and values
+    of older weights: a token of the current version that has read these was drawn in a context that the
+    trainer does not compute. If the engine does not report these tokens, every token behind an older one is
+    taken for one."""
     parts = []
     for sequence, positions in zip(row.sequences, row.positions, strict=True):
         versions = sequence.sample.versions
@@ -294,7 +299,7 @@ def fresh_of(row: PackedRow, plan: StepPlan) -> torch.Tensor:
 
 
 def _token_facts(row: PackedRow, outputs: TokenOutputs | None) -> list[SequenceTokens]:
-    """Where each loss token of a row lies in its episode, and its value."""
+    """Return the turn and offset of each loss token of a row in its episode, and its value."""
     ends = np.cumsum(row.counts)
     values = None
     if outputs is not None and outputs.values is not None:

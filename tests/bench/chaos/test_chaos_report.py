@@ -29,13 +29,13 @@ class FakeRun:
     def __init__(self, folder: Path, *, steps: int, seed: int) -> None:
         self.run, self.steps = folder, steps
         self.complaints: list[str] = []
-        self.is_going_on = False
+        self.is_running = False
         self.num_kills = self.num_faults = 0
 
     def begin(self) -> None:
-        self.is_going_on = True
+        self.is_running = True
 
-    def suffer(self, fault: Fault, num_bytes: int, *, wait: bool) -> bool:
+    def apply(self, fault: Fault, num_bytes: int, *, wait: bool) -> bool:
         self.num_faults += 1
         if self.num_faults == 3:
             self.fail()
@@ -45,7 +45,7 @@ class FakeRun:
         os.kill(os.getpid(), signal.SIGTERM)
 
     def kill(self) -> None:
-        self.is_going_on = False
+        self.is_running = False
         self.num_kills += 1
         self.complaints.append("a group was trained twice")
 

@@ -53,7 +53,7 @@ def test_a_missing_segment_is_damage() -> None:
 
 def test_missing_commits_are_damage() -> None:
     files = PowerLossFiles({segment_name(1): ONE, segment_name(2): header() + frame(3, [b"d"])})
-    with pytest.raises(JournalDamaged, match="goes on with commit 3 after 1: records are missing"):
+    with pytest.raises(JournalDamaged, match="continues with commit 3 after 1: records are missing"):
         read(files)
 
 

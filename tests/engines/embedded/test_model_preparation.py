@@ -52,7 +52,7 @@ def test_a_head_of_another_kind_is_left_alone_and_named(caplog):
     model.set_output_embeddings(Float32Linear(4, 4))
     with caplog.at_level(logging.WARNING):
         keep_logits_in_float32(model)
-    assert "its head is no linear layer but Float32Linear" in caplog.text
+    assert "its output head is not a linear layer but Float32Linear" in caplog.text
 
 
 @pytest.mark.parametrize("family", CONFIGS)

@@ -31,5 +31,7 @@ def test_these_are_exact_up_to_their_limit_and_refused_past_it(config, limit):
 
 
 def test_diffllama_is_refused():
-    with pytest.raises(UserError, match="DiffLlama can't be served: our attention is not its own"):
+    with pytest.raises(
+        UserError, match="DiffLlama can't be served: our attention differs from the model's own"
+    ):
         check_paged_attention(families.diffllama(), 1024)

@@ -107,7 +107,7 @@ def plain_routes(model: nn.Module, tokens: list[int], replayed: np.ndarray | Non
         known = torch.arange(len(tokens)) < len(replayed)
         choices = Replay(torch.from_numpy(rows).transpose(0, 1), known)
     recording = Recording(routers.shape.num_layers, choices)
-    with routers.seen_by(recording), torch.no_grad():
+    with routers.observed_by(recording), torch.no_grad():
         model(ids)
     return torch.stack([each for each in recording.ids if each is not None], dim=1).numpy()
 

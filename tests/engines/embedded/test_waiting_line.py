@@ -31,7 +31,7 @@ def test_those_that_have_not_begun_are_held_and_come_back_to_their_places() -> N
     line.push(again := seq("again", 0))  # preempted before its first token: it is in flight
     assert (len(line), line.num_held) == (4, 2)
     line.remove(again)
-    line.let_go()
+    line.release_held()
     assert line.num_held == 0
     line.arrive(seq("later", 6))
     assert popped(line) == ["fresh", "begun", "other", "new", "another", "later"]
@@ -42,5 +42,5 @@ def test_one_that_is_held_can_be_removed() -> None:
     line.arrive(one := seq("one", 1))
     line.hold(("policy",))
     line.remove(one)
-    line.let_go()
+    line.release_held()
     assert len(line) == 0

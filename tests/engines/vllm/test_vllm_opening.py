@@ -92,5 +92,5 @@ def test_a_server_that_tells_none_is_refused_where_they_are_recorded(tmp_path: P
 
 def test_a_server_of_our_own_on_a_cpu_is_not_started(tmp_path: Path) -> None:
     model_in(tmp_path)
-    with pytest.raises(UserError, match="needs a GPU: on a CPU vLLM does not tell the experts"):
+    with pytest.raises(UserError, match="needs a GPU: on a CPU vLLM does not return the experts"):
         asyncio.run(open_vllm(parts(tmp_path, "on")))

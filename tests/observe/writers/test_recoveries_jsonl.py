@@ -4,7 +4,7 @@ from functools import partial
 from pathlib import Path
 
 from penstock.observe.events import RecoveryEvent
-from penstock.observe.writers.patient_lines import PatientLines
+from penstock.observe.writers.buffered_lines import BufferedLines
 from penstock.observe.writers.recoveries_jsonl import NAME, RecoveriesWriter, read_recoveries
 from tests.observe.examples import ONE_OF_EACH
 
@@ -29,7 +29,7 @@ def test_a_full_disk_delays_a_line_until_there_is_room_for_it(tmp_path: Path) ->
             raise OSError(errno.ENOSPC, "No space left on device")
         return os.write(file, data)
 
-    writer = RecoveriesWriter(tmp_path, open_lines=partial(PatientLines, write=write))
+    writer = RecoveriesWriter(tmp_path, open_lines=partial(BufferedLines, write=write))
     recovery = next(event for event in ONE_OF_EACH if isinstance(event, RecoveryEvent))
     other = next(event for event in ONE_OF_EACH if not isinstance(event, RecoveryEvent))
     writer.on(recovery)

@@ -41,7 +41,7 @@ def test_a_cluster_without_tokens_is_a_loud_warning(monkeypatch: pytest.MonkeyPa
     assert connect_to_ray("auto", {}, said.append) == "10.0.0.3"
     (warning,) = said
     assert warning.startswith(
-        "WARNING: this Ray cluster has no token authentication: whoever reaches its ports"
+        "WARNING: this Ray cluster has no token authentication: anyone who reaches its ports"
     )
     assert connect_to_ray("auto", {"RAY_AUTH_MODE": "token"}, said.append) == "10.0.0.3"
     assert said == [warning]

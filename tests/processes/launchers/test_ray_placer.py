@@ -11,7 +11,7 @@ import pytest
 
 from penstock.errors import UserError
 from penstock.processes.launchers.ray_connection import AgentEnd
-from penstock.processes.launchers.ray_placer import RayPlace, RayPlacer
+from penstock.processes.launchers.ray_placer import RayAgent, RayPlacer
 
 
 class FakeGroup:
@@ -50,7 +50,7 @@ class PlacerWithoutRay(RayPlacer):
     def _what_is_missing(self, members: Sequence[str], bundle: Mapping[str, float], waited_s: float) -> str:
         return f"{members[0]} needs more"
 
-    async def put(self, name: str, incarnation: int = 1) -> RayPlace:
+    async def put(self, name: str, incarnation: int = 1) -> RayAgent:
         return await self.place(name, incarnation, address="tcp:h:1", token="t", threads=1)
 
 
@@ -97,8 +97,8 @@ def test_who_no_longer_waits_for_an_agent_leaves_its_future_to_ray(monkeypatch: 
     given_up: Future[AgentEnd] = Future()
     cut_off: Future[AgentEnd] = Future()
 
-    def place(running: "Future[AgentEnd]") -> RayPlace:
-        return RayPlace(None, running, lambda: None, lambda: None)
+    def place(running: "Future[AgentEnd]") -> RayAgent:
+        return RayAgent(None, running, lambda: None, lambda: None)
 
     async def main() -> str:
         waiting = asyncio.create_task(place(given_up).failed())

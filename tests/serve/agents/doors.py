@@ -14,7 +14,7 @@ from penstock.models.tokenizer import ChatTokenizer
 from penstock.records import GenerateRequest, SamplingParams, Task
 from penstock.rollout.episode_rollout import Endpoint, Rollout, TokenSource
 from penstock.rollout.episode_spec import EpisodeSpec
-from penstock.serve.agents.front_door import FrontDoor
+from penstock.serve.agents.agent_server import AgentServer
 
 END = 256
 """The byte tokenizer's end of an answer."""
@@ -34,7 +34,7 @@ def saying(tokenizer: ChatTokenizer, *answers: str, **settings: Any) -> Scripted
 class Visit:
     """One episode's way in. `http` sends the key with every request."""
 
-    door: FrontDoor
+    door: AgentServer
     rollout: Rollout
     endpoint: Endpoint
     http: aiohttp.ClientSession
@@ -67,7 +67,7 @@ async def opened(
     streams: bool = True,
 ) -> AsyncIterator[Callable[..., Visit]]:
     """Gives `visit(spec)`, which admits an episode."""
-    door = FrontDoor(engine, tokenizer, model="echo", max_context=max_context, names=names, streams=streams)
+    door = AgentServer(engine, tokenizer, model="echo", max_context=max_context, names=names, streams=streams)
     await door.open()
     sessions: list[aiohttp.ClientSession] = []
 

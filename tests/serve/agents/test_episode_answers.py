@@ -282,7 +282,7 @@ def test_a_key_that_is_unknown_or_expired_is_told_so_and_others_go_on(byte_token
             stranger = other.openai(max_retries=0).with_options(api_key="pk-guess")
             late = over.openai(max_retries=0)
             asked: list[Any] = [{"role": "user", "content": "a"}]
-            with pytest.raises(AuthenticationError, match="the key is of no episode"):
+            with pytest.raises(AuthenticationError, match="unknown episode key"):
                 await stranger.chat.completions.create(model="echo", messages=asked)
             with pytest.raises(AuthenticationError, match="the episode of this key is over"):
                 await late.chat.completions.create(model="echo", messages=asked)

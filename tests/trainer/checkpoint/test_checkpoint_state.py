@@ -11,7 +11,7 @@ def test_state_and_weights_are_of_the_moment() -> None:
     state = take_state(HostCopier(), {"step": 4, "moments": [moment], "master": weight}, {"w": weight})
     assert not state.is_live
     assert state.copies is not None
-    state.copies.hold_update()
+    state.copies.wait_before_update()
     weight.add_(1)
     moment.add_(1)
     assert [one.tolist() for one in state.tensors] == [[0.0] * 3, [1.0] * 3]

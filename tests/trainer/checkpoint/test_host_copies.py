@@ -27,7 +27,7 @@ def test_copies_are_equal_and_change_no_more(monkeypatch: pytest.MonkeyPatch) ->
     before = [tensor.clone() for tensor in tensors]
     copies = HostCopier().start(tensors)
     assert copies is not None
-    copies.hold_update()
+    copies.wait_before_update()
     for tensor in tensors:
         tensor.add_(1)
     for mine, theirs in zip(copies.tensors, before, strict=True):
@@ -75,7 +75,7 @@ def test_on_a_gpu_the_update_waits_for_the_copies_in_pinned_memory() -> None:
     for number in range(3):
         copies = copier.start([weight])
         assert copies is not None
-        copies.hold_update()
+        copies.wait_before_update()
         weight.add_(1)
         copies.wait()
         (copy,) = copies.tensors

@@ -28,7 +28,7 @@ def plain(model: nn.Module, tokens: np.ndarray) -> tuple[torch.Tensor, np.ndarra
     routers = find_routers(model, lambda: model(input_ids=ids[:, :1]))
     routers.watch()
     recording = Recording(routers.shape.num_layers)
-    with routers.seen_by(recording), torch.no_grad():
+    with routers.observed_by(recording), torch.no_grad():
         logits = model(input_ids=ids).logits[0].float()
     logprobs = logits.log_softmax(-1)[:-1].gather(1, ids[0, 1:, None])[:, 0]
     return logprobs, torch.stack(recording.ids, dim=1).numpy()

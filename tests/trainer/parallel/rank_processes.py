@@ -15,7 +15,7 @@ import pytest
 import torch
 
 RANKS_ON = "PENSTOCK_RANKS_ON"
-PATIENCE_S = 280.0
+TIMEOUT_S = 280.0
 PRELOADED = ["tests.trainer.parallel.layout_gradients"]
 
 
@@ -49,7 +49,7 @@ def on_ranks(size: int, work: Callable[..., Any], *args: Any) -> list[Any]:
 
 
 def _result(pipe: Any) -> Any:
-    if not pipe.poll(PATIENCE_S):
+    if not pipe.poll(TIMEOUT_S):
         raise TimeoutError("a rank has not answered")
     failure, result = pipe.recv()
     if failure:

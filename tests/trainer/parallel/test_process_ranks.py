@@ -10,12 +10,12 @@ import torch
 from penstock.errors import UserError
 from penstock.trainer.config import ParallelConfig
 from penstock.trainer.parallel.local_shards import local_shard, own_shards
-from penstock.trainer.parallel.process_ranks import check_alike, leave_ranks, sample_of
+from penstock.trainer.parallel.process_ranks import check_same, leave_ranks, sample_of
 from tests.trainer.builders import tiny_model
 from tests.trainer.parallel.layout_gradients import join
 from tests.trainer.parallel.rank_processes import on_ranks
 
-pytestmark = pytest.mark.xdist_group("processes")
+pytestmark = pytest.mark.processes
 
 
 def exchange(rank: int, folder: Path) -> dict[str, Any]:
@@ -30,9 +30,9 @@ def exchange(rank: int, folder: Path) -> dict[str, Any]:
         "sums": [tensor.tolist() for tensor in tensors],
         "places": (ranks.data.rank, ranks.gradients.size, ranks.checkpoints.size),
     }
-    check_alike(world, b"abc", "settings")
+    check_same(world, b"abc", "settings")
     with pytest.raises(UserError, match="all ranks of a trainer must have the same settings"):
-        check_alike(world, b"abc"[: rank + 2], "settings")
+        check_same(world, b"abc"[: rank + 2], "settings")
     whole = torch.arange(10.0).view(5, 2)
     own = own_shards({"whole": whole, "scalar": torch.tensor(3.0)}, ranks.layout)
     found["own"] = {name: (part.start, part.values.tolist()) for name, part in own.items()}

@@ -22,7 +22,7 @@ from tests.trainer.parallel.layout_gradients import join
 from tests.trainer.parallel.rank_processes import on_ranks
 from tests.trainer.test_algorithms import near_policy
 
-pytestmark = pytest.mark.xdist_group("processes")
+pytestmark = pytest.mark.processes
 
 ALONE: dict[str, int] = {}
 
@@ -166,5 +166,5 @@ def test_states_that_can_not_be_cut_need_their_layout(tmp_path: Path) -> None:
     for sentence in on_ranks(2, refused, tmp_path / "step-1"):
         assert sentence == (
             "a checkpoint with trainer.optimizer_states=8bit must be read in the layout that wrote it (one rank) or with "
-            "another number of copies (trainer.parallel.data), got shard=2; only float32 and cpu can be laid out anew"
+            "another number of copies (trainer.parallel.data), got shard=2; only float32 and cpu can be loaded in another layout"
         )

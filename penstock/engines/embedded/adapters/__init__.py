@@ -1,1 +1,2 @@
-"""Adapters (LoRA) in the embedded engine: beside the weights for several policies at once, or merged into them."""
+"""Serves LoRA adapters in the embedded engine: beside the weights for several policies at once, or merged into
+them."""

@@ -1,4 +1,4 @@
-"""Linear layers with adapters beside them: the model's own class goes on running, and only these differ.
+"""Adds adapters to a model's linear layers; the rest of the model's own code runs unchanged.
 
 No model is known by name. A layer is found by the name that an adapter has for it, and keeps its parameters.
 """
@@ -18,11 +18,11 @@ from penstock.records import WeightUpdate
 Site = dict[str, nn.Linear]
 """The projections of one matmul, by name and in the order of their outputs."""
 Shapes = dict[str, tuple[int, ...]]
-"""Of an adapter's tensors for one layer."""
+"""Shapes of an adapter's tensors for one layer."""
 
 
 class AdaptedLinear(nn.Linear):
-    """A linear layer that is no member of a family."""
+    """Computes a linear layer with its adapters, where it is no member of a family."""
 
     stack: Any
 
@@ -32,8 +32,8 @@ class AdaptedLinear(nn.Linear):
 
 
 def find_layer(model: nn.Module, name: str, *, merged: bool = False) -> nn.Linear:
-    """The layer that an adapter names, if an adapter can be served there. Merged it can also be the output
-    embedding, unless that is the input embedding too."""
+    """Return the layer that an adapter names, if an adapter can be served there. A merged adapter can also be on
+    the output embedding, unless that is the input embedding too."""
     try:
         layer = model.get_submodule(name)
     except AttributeError:
@@ -64,7 +64,7 @@ def _check_head(model: Any, head: Any, name: str, *, merged: bool) -> None:
 
 
 def find_targets(model: nn.Module, update: WeightUpdate, *, merged: bool = False) -> dict[str, Target]:
-    """The layers that an adapter acts on, all of which can have one and fit its matrices."""
+    """Return the layers that an adapter acts on, after checking that each can have one and fits its matrices."""
     targets = targets_of(update)
     shapes = {spec.name: spec.shape for spec in update.tensors}
     for name, target in targets.items():
@@ -86,7 +86,7 @@ def _list(shapes: Shapes) -> str:
 
 
 def find_sites(model: nn.Module, names: Iterable[str]) -> list[Site]:
-    """The matmuls of these layers. A projection that is joined with others brings them along."""
+    """Return the matmuls of these layers. A projection that is joined with others brings them along."""
     name_of = {id(module): name for name, module in model.named_modules()}
     sites: dict[int, Site] = {}
     for name in names:
@@ -97,7 +97,7 @@ def find_sites(model: nn.Module, names: Iterable[str]) -> list[Site]:
 
 
 def attach_stack(site: Site, stack: AdapterStack) -> None:
-    """From now on the layers of this matmul add what the stack says."""
+    """Make the layers of this matmul add the adapters in `stack`."""
     first = next(iter(site.values()))
     if isinstance(first, JoinedLinear):
         first.family.stack = stack
@@ -107,7 +107,7 @@ def attach_stack(site: Site, stack: AdapterStack) -> None:
 
 
 def detach_stacks(model: nn.Module) -> None:
-    """The layers as they were, where an earlier engine had adapters beside them."""
+    """Restore layers to which an earlier engine attached adapters."""
     for layer in model.modules():
         if isinstance(layer, AdaptedLinear):
             del layer.stack

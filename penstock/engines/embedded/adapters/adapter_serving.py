@@ -1,8 +1,9 @@
-"""What the two ways to serve an adapter have in common: beside the weights (`unmerged`), or `merged` into them.
+"""Defines the interface of both ways to serve an adapter: beside the weights (`unmerged`), or `merged` into
+them.
 
-Both take an update in the same steps. `check` refuses what can't be served. `make_room` changes the model, and
-`settle` what is served: both between two passes. In between, the tensors of `open` are filled and verified while
-the engine generates.
+Both take an update in the same steps. `check` refuses what can't be served. `make_room` changes the model,
+and `settle` changes what is served: both run between two passes. In between, the tensors of `open` are filled
+and verified while the engine generates.
 """
 
 from collections.abc import Mapping
@@ -16,37 +17,38 @@ from penstock.records import WeightUpdate
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Place:
-    """Where an update is loaded to: live tensors by the names that they were published under."""
+    """Holds the tensors that an update is loaded into, by the names under which they were published."""
 
     slot: int
     tensors: Mapping[str, torch.Tensor]
 
 
 class AdapterServing(Protocol):
-    """See the steps above. The same `Place` comes again when the same tensors do, so that receivers can prepare."""
+    """Serves adapters by the steps above. The same tensors get the same `Place` again, so that receivers can
+    prepare."""
 
     @property
     def is_quick(self) -> bool:
-        """Whether `settle` only queues what a busy GPU can take."""
+        """Return whether `settle` only queues work, which a busy GPU can take."""
 
     @property
     def policies(self) -> tuple[str, ...]:
-        """Those that have an adapter."""
+        """Return the policies that have an adapter."""
 
     def check(self, update: WeightUpdate) -> None: ...
 
     def has_room(self, update: WeightUpdate) -> bool:
-        """Whether the model is as `make_room` would leave it."""
+        """Return whether the model is already as `make_room` would leave it."""
 
     def make_room(self, update: WeightUpdate) -> None: ...
 
     def open(self, update: WeightUpdate) -> Place: ...
 
     def settle(self, update: WeightUpdate, place: Place) -> None:
-        """From the next pass on the policy is served with what was loaded to this place."""
+        """Serve the policy with what was loaded into `place`, from the next pass on."""
 
     def abandon(self, place: Place) -> None:
-        """What was loaded there is not good, unless it is served already."""
+        """Discard what was loaded into `place`, unless it is served already."""
 
     def take_off(self, policy: str) -> None:
-        """The policy is the weights below its adapter again."""
+        """Remove a policy's adapter: it is served with the weights below it again."""

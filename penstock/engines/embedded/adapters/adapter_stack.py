@@ -1,9 +1,9 @@
-"""The matrices of all adapters beside one matmul of the model, stacked so that a batch can mix them.
+"""Stacks the matrices of all adapters beside one matmul of the model, so that a batch can mix them.
 
     y = W x + scale · B (A x)        A: (slots, parts · rank, in)    B: (slots, out, rank)
 
 A matmul that serves several projections (`joined_projections.py`) has a part for each: their A lie below each
-other, so that one matmul shrinks for all, and each takes its own columns of what comes out.
+other, so that one matmul shrinks for all, and each takes its own columns of the result.
 """
 
 from collections.abc import Sequence
@@ -19,21 +19,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AdapterStack:
-    """Slots are counted from 1: a row of slot 0 has no adapter, so slot s has the matrices of index s - 1."""
+    """Holds the adapters of one matmul. Slots are counted from 1: a row of slot 0 has no adapter, so slot s has
+    the matrices of index s - 1."""
 
     a: torch.Tensor
     b: torch.Tensor
     starts: tuple[int, ...]
-    """The first output of each part, and at last the number of outputs."""
+    """The first output of each part, then the number of outputs."""
     rank: int
-    """Of all slots; smaller adapters are padded with zeros."""
+    """Rank of all slots; smaller adapters are padded with zeros."""
     rows: "RowSlots"
 
     @classmethod
     def make(
         cls, members: Sequence[nn.Linear], *, num_slots: int, rank: int, rows: "RowSlots"
     ) -> "AdapterStack":
-        """Zeros beside these projections, which share their input."""
+        """Make a stack of zeros beside these projections, which share their input."""
         weight = members[0].weight
         starts = [0]
         for member in members:
@@ -49,7 +50,7 @@ class AdapterStack:
         return stack
 
     def matrices(self, slot: int, part: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """A and B of one adapter for one part, as they were sent, sharing the memory of the stack."""
+        """Return A and B of one adapter for one part, as they were sent. They share the memory of the stack."""
         start, stop = self.starts[part : part + 2]
         first = part * self.rank
         return self.a[slot - 1, first : first + rank], self.b[slot - 1, start:stop, :rank]
@@ -59,7 +60,7 @@ class AdapterStack:
         self.b[slot - 1].zero_()
 
     def part(self, number: int) -> "AdapterStack":
-        """The same for one projection alone."""
+        """Return a stack for one projection alone, which shares the memory of this one."""
         start, stop = self.starts[number : number + 2]
         stack = AdapterStack(
             a=self.a[:, number * self.rank : (number + 1) * self.rank],
@@ -72,5 +73,5 @@ class AdapterStack:
         return stack
 
     def linear(self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """The matmul with the adapters of the rows of the pass."""
+        """Compute the matmul with the adapters of the rows of the pass."""
         return self.rows.linear(input, weight, bias, self)

@@ -1,4 +1,4 @@
-"""Which layers an adapter acts on, read from the names and shapes of its tensors.
+"""Reads which layers an adapter acts on from the names and shapes of its tensors.
 
 Names are those that peft saves, without `base_model.model.`: `model.layers.0.self_attn.q_proj.lora_A.weight`.
 """
@@ -19,7 +19,7 @@ SUFFIXES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """The tensors of an adapter that act on one layer, by name. `magnitude` is empty without DoRA."""
+    """Names the tensors of an adapter that act on one layer. `magnitude` is empty without DoRA."""
 
     rank: int
     a: str
@@ -28,7 +28,7 @@ class Target:
 
 
 def targets_of(update: WeightUpdate) -> dict[str, Target]:
-    """The layers that an adapter acts on, by name."""
+    """Return the layers that an adapter acts on, by name."""
     found: dict[str, dict[str, TensorSpec]] = {}
     for spec in update.tensors:
         layer, part = split_name(spec.name)
@@ -39,7 +39,7 @@ def targets_of(update: WeightUpdate) -> dict[str, Target]:
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """The layer of a tensor, and which of the adapter's tensors it is there."""
+    """Return the layer of a tensor, and which of the adapter's tensors it is there."""
     for suffix, part in SUFFIXES.items():
         if name.endswith(suffix):
             return name.removesuffix(suffix), part

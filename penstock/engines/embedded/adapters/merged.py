@@ -1,7 +1,7 @@
-"""One adapter merged into the weights: as fast as the base, for one policy. DoRA is only served so.
+"""Merges one adapter into the weights: as fast as the base, for one policy. DoRA is served only this way.
 
-The formula is in `models.adapter_merge`. The weights that an adapter acts on are kept as they were, since every
-update starts from them.
+The formula is in `models.adapter_merge`. The weights that an adapter acts on are kept as they were, since
+every update starts from them.
 """
 
 import torch
@@ -16,7 +16,7 @@ from penstock.records import AdapterSpec, WeightUpdate
 
 
 class MergedAdapter:
-    """At most one policy. What arrives is kept beside the weights, verified, and merged between two passes."""
+    """Serves at most one adapter. An update is kept beside the weights, verified, and merged between two passes."""
 
     is_quick = False
 
@@ -45,7 +45,8 @@ class MergedAdapter:
         pass
 
     def open(self, update: WeightUpdate) -> Place:
-        """The same tensors for every update of one shape: nothing is computed with them before they are merged."""
+        """Return the tensors to load into, the same for every update of one shape: nothing is computed with them
+        before they are merged."""
         shapes = {spec.name: spec.shape for spec in update.tensors}
         device = next(self._model.parameters()).device
         known = self._place
@@ -62,7 +63,7 @@ class MergedAdapter:
     def settle(self, update: WeightUpdate, place: Place) -> None:
         assert update.adapter is not None
         targets = targets_of(update)
-        self._policy = update.policy  # also of a merge that fails half-way: `take_off` undoes it
+        self._policy = update.policy  # set before a merge can fail half-way: `take_off` undoes it
         for layer in self._base.keys() - targets.keys():
             find_layer(self._model, layer, merged=True).weight.copy_(self._base.pop(layer))
         for layer, target in targets.items():
@@ -82,6 +83,6 @@ class MergedAdapter:
 
 
 def merge(base: torch.Tensor, spec: AdapterSpec, target: Target, place: Place) -> torch.Tensor:
-    """The weights of one layer with the adapter in them, in float32."""
+    """Return the weights of one layer with the adapter merged in, as float32."""
     magnitude = place.tensors[target.magnitude] if target.magnitude else None
     return merged_weight(base, place.tensors[target.a], place.tensors[target.b], spec, magnitude)

@@ -1,4 +1,4 @@
-"""The adapters of an engine's policies: beside the weights or merged, as `engine.embedded.adapters` says."""
+"""Serves the adapters of an engine's policies beside the weights or merged, as `engine.embedded.adapters` says."""
 
 from collections.abc import Collection, Iterable
 
@@ -14,7 +14,8 @@ from penstock.records import WeightUpdate
 
 
 class PolicyAdapters:
-    """One of the two ways. `auto` merges DoRA, which has no other, and puts everything else beside the weights."""
+    """Chooses how adapters are served. `auto` merges DoRA, which can't be served otherwise, and puts everything
+    else beside the weights."""
 
     def __init__(self, model: nn.Module, rows: RowSlots, config: EmbeddedConfig) -> None:
         self._how = config.adapters
@@ -25,16 +26,17 @@ class PolicyAdapters:
 
     @property
     def policies(self) -> tuple[str, ...]:
-        """Those that have an adapter; the others are the weights themselves."""
+        """Return the policies that have an adapter; the others are served with the weights themselves."""
         return self._unmerged.policies + self._merged.policies
 
     def expect(self, layers: Iterable[str], rank: int) -> None:
-        """Adapters of these layers and this rank will come: make room beside the layers, unless they are merged."""
+        """Make room beside these layers for adapters of this rank, unless adapters are merged."""
         if self._how != "merged":
             self._unmerged.expect(layers, rank)
 
     def serving(self, update: WeightUpdate, policies: Collection[str]) -> AdapterServing:
-        """Who takes this update; `policies` are all that the engine serves. Raises for what can't be served."""
+        """Choose whether an update is served merged or unmerged, and raise if it can't be served. `policies` are
+        all that the engine serves."""
         spec = update.adapter
         if spec is None:
             raise PenstockError(f"the adapter of version {update.version} does not say its rank and scale")

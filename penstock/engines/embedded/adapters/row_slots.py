@@ -1,6 +1,7 @@
-"""Which adapter each token of a pass is computed with, and the sum `W x + scale · B (A x)`: on a CPU.
+"""Selects the adapter of each token in a pass, and computes `W x + scale · B (A x)` on a CPU.
 
-A policy has a slot of the stacks, or none: then it is the weights below. `cuda.device_slots` is the same on a GPU.
+A policy has a slot of the stacks, or none: then it is served with the weights below. `cuda.device_slots` does
+the same on a GPU.
 """
 
 from collections.abc import Iterable
@@ -21,16 +22,16 @@ NO_ADAPTER = 0
 
 
 class RowSlots(Protocol):
-    """Who is computed with what. `assign` takes effect between two passes."""
+    """Says which adapter each policy is computed with. `assign` takes effect between two passes."""
 
     def adopt(self, stack: "AdapterStack") -> None:
-        """Passes will ask for the sums of this stack."""
+        """Register a stack before passes compute with it."""
 
     def scale(self, slot: int, scale: float) -> None:
-        """What the matrices of a slot that nobody uses are multiplied with."""
+        """Set the scale of an unused slot."""
 
     def assign(self, policy: str, slot: int) -> None:
-        """From the next pass on this policy is the weights with the adapter of this slot, or `NO_ADAPTER`."""
+        """Serve this policy with the adapter of this slot from the next pass on, or without one (`NO_ADAPTER`)."""
 
     def linear(
         self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, stack: "AdapterStack"
@@ -39,7 +40,7 @@ class RowSlots(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Tokens of one adapter. `rows` is None where it is all of them."""
+    """Holds the tokens of one adapter. `rows` is None if they are all tokens of the pass."""
 
     slot: int
     scale: float
@@ -47,7 +48,7 @@ class Group:
 
 
 class HostSlots:
-    """One group of tokens for every adapter that is in the pass: rows without one cost nothing."""
+    """Groups tokens by adapter, so that rows without one cost nothing."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -68,7 +69,7 @@ class HostSlots:
             del self._slots[policy]
 
     def begin(self, policies: Iterable[str], owners: npt.NDArray[np.int64]) -> None:
-        """The next pass: the policy of each span, and the span of each token."""
+        """Start a pass: `policies` has the policy of each span, `owners` the span of each token."""
         if not self._slots:
             self._groups = []
             return

@@ -1,9 +1,10 @@
-"""Adapters beside the weights: several policies in one batch, each with its own matrices.
+"""Serves adapters beside the weights: several policies in one batch, each with its own matrices.
 
     open ─► an idle slot is filled and verified, while the engine generates ─► settle: the policy moves to that slot
 
-Every policy has a slot that it is served from, and there is one more. So an update is never written over what is
-served: it is complete and verified before a token is computed with it, and if it is not, nothing has changed.
+Every policy has a slot that it is served from, and there is one more. So an update is never written over what
+is served: it is complete and verified before a token is computed with it, and if it is not, nothing has
+changed.
 """
 
 from collections.abc import Iterable, Mapping
@@ -22,7 +23,8 @@ from penstock.records import TensorSpec, WeightUpdate
 
 
 class UnmergedAdapters:
-    """At most `max_adapters` policies. Stacks are made when the first adapter comes, which says what it acts on."""
+    """Serves at most `max_adapters` policies. Stacks are made when the first adapter arrives, which says what it
+    acts on."""
 
     is_quick = True
 
@@ -32,14 +34,15 @@ class UnmergedAdapters:
         self._max_adapters = max_adapters
         self._max_rank = max_rank
         self._stacks: dict[str, tuple[AdapterStack, int]] = {}
-        """By layer: the stack of its matmul, and its part there."""
+        """For each layer, the stack of its matmul and its part in that stack."""
         self._rank = 0
         self._free = list(range(1, max_adapters + SPARE_SLOTS + 1))
         self._slot_of: dict[str, int] = {}
         self._places: dict[int, tuple[dict[str, Target], Place]] = {}
-        """What each slot was filled for last, and where its tensors are."""
+        """The layers that each slot was last filled for, and its tensors."""
         self._read: tuple[tuple[TensorSpec, ...], dict[str, Target]] = (), {}
-        """The layers of the last update, which the next one has again: to look at hundreds of names takes long."""
+        """The tensors of the last update and their layers. The next update has the same ones, and reading
+        hundreds of names takes long."""
 
     @property
     def policies(self) -> tuple[str, ...]:
@@ -70,7 +73,8 @@ class UnmergedAdapters:
         self.expect(targets, largest_rank(targets.values()))
 
     def expect(self, layers: Iterable[str], rank: int) -> None:
-        """New stacks, for adapters of these layers and this rank too. What slots hold is kept."""
+        """Make new stacks that have room for adapters of these layers and this rank too. The slots keep what
+        they hold."""
         self._rank = max(self._rank, rank)
         held = {slot: targets for slot, (targets, _) in self._places.items()}
         old, self._stacks = self._stacks, {}
@@ -117,7 +121,7 @@ class UnmergedAdapters:
         self._release(policy)
 
     def live_tensors(self, policy: str) -> Mapping[str, torch.Tensor]:
-        """What a policy is served with."""
+        """Return the tensors that a policy is served with."""
         return self._places[self._slot_of[policy]][1].tensors
 
     def _targets(self, update: WeightUpdate) -> dict[str, Target]:

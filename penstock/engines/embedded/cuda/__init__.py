@@ -1,1 +1,1 @@
-"""The embedded engine on a GPU: a paged decode kernel, a fused sampler, and decoding as CUDA graphs."""
+"""Runs the embedded engine on a GPU: a paged decode kernel, a fused sampler, and decoding as CUDA graphs."""

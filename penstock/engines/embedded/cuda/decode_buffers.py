@@ -1,4 +1,4 @@
-"""What a decode step reads and moves on, at fixed addresses."""
+"""Holds what a decode step reads and updates, at fixed addresses."""
 
 from dataclasses import dataclass
 
@@ -15,11 +15,11 @@ NUM_FLOATS = 3
 
 @dataclass(frozen=True, slots=True)
 class DecodeBuffers:
-    """A column per row of the batch; a graph of batch B uses the first B."""
+    """Holds a column per row of the batch; a graph of batch size B uses the first B."""
 
     tokens: torch.Tensor
     ended: torch.Tensor
-    """Not 0 once a row drew one of its stop tokens."""
+    """Nonzero once a row has drawn one of its stop tokens."""
     lengths: torch.Tensor
     """Tokens that a row drew since the window began, up to its stop token."""
     tables: torch.Tensor
@@ -30,7 +30,7 @@ class DecodeBuffers:
     """(rows, window): what was drawn since the window began."""
     output_logprobs: torch.Tensor
     output_versions: torch.Tensor
-    """(rows, window): the version, of each row's policy, that each of those was drawn with."""
+    """(rows, window): the version of its row's policy that each of those tokens was drawn with."""
     step: torch.Tensor
     """(1,): the column of the window that comes next."""
 

@@ -1,7 +1,7 @@
-"""Which sequence lies in which row of the decode buffers, and the host's copy of what rows need.
+"""Assigns sequences to rows of the decode buffers, and keeps the host's copy of what rows need.
 
-A sequence stays in its row as long as it decodes, so that its newest token never has to come back to the
-host before the next step. Rows without a sequence stand at position 0 of a block that nobody owns.
+A sequence stays in its row as long as it decodes, so that its newest token never has to come back to the host
+before the next step. Rows without a sequence are at position 0 of the scratch block, which no sequence owns.
 """
 
 import heapq
@@ -26,11 +26,11 @@ from penstock.engines.embedded.cuda.kernels.step_end import STOPS
 from penstock.engines.embedded.sequence import Sequence
 
 ON_DEVICE = -1
-"""Instead of a token: the device has it."""
+"""Stands for a token that only the device has."""
 
 
 class Rows:
-    """Row numbers of sequences, and a column of settings for each row."""
+    """Holds the row number of each sequence, and a column of settings for each row."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class Rows:
         vocab: int,
         numbers: Mapping[str, int],
     ) -> None:
-        """`numbers` says by which number the device knows each policy."""
+        """`numbers` gives the number by which the device knows each policy."""
         self._numbers = numbers
         self._scratch = scratch
         self._block_size = block_size
@@ -53,15 +53,15 @@ class Rows:
         self.tables = np.full((count, num_table), scratch, dtype=np.int32)
         self.tokens = np.full(count, ON_DEVICE, dtype=np.int64)
         self.begins = np.zeros(count, dtype=np.int64)
-        """1 where a row has a new sequence since the last launch."""
+        """1 where a row got a new sequence after the last launch."""
 
     @property
     def used(self) -> int:
-        """Rows up to the last that is taken."""
+        """Return the number of rows up to the last that is taken."""
         return max(self.of.values(), default=-1) + 1
 
     def take(self, seq: Sequence, token: int) -> int:
-        """A row for a sequence whose newest token is `token`, or `ON_DEVICE`."""
+        """Give a row to a sequence whose newest token is `token`, or `ON_DEVICE`; returns the row."""
         row = self.of[seq] = heapq.heappop(self._free)
         self.ints[:, row], self.floats[:, row] = settings_of(seq, self._vocab, self._numbers)
         self.tables[row, : len(seq.blocks)] = seq.blocks
@@ -79,12 +79,12 @@ class Rows:
             self.give_back(seq)
 
     def drop_ended(self) -> None:
-        """Rows of sequences that have left are free again."""
+        """Free the rows of sequences that have ended."""
         for seq in [seq for seq in self.of if not seq.is_running]:
             self.give_back(seq)
 
     def place(self, sequences: list[Sequence]) -> None:
-        """These sequences decode next, and no others: give rows, and say where each of them stands."""
+        """Prepare exactly these sequences to decode next: give them rows, and write their positions and blocks."""
         wanted = set(sequences)
         for seq in [seq for seq in self.of if seq not in wanted]:
             self.give_back(seq)
@@ -113,7 +113,7 @@ class Rows:
         return order
 
     def launched(self) -> None:
-        """The device has what is new."""
+        """Mark everything new as sent to the device."""
         self.tokens.fill(ON_DEVICE)
         self.begins.fill(0)
 
@@ -127,8 +127,8 @@ class Rows:
 
 
 def settings_of(seq: Sequence, vocab: int, numbers: Mapping[str, int]) -> tuple[list[int], list[float]]:
-    """The columns of a sequence: integers and floats. Greedy draws are never truncated, nor a row by a top-k
-    that holds the whole vocabulary."""
+    """Return the settings of a sequence as columns of integers and floats. Greedy draws are never truncated, and
+    a top-k that holds the whole vocabulary is switched off."""
     sampling = seq.request.sampling
     ints = [0] * NUM_INTS
     ints[POSITION] = seq.num_tokens + seq.num_pending - 1

@@ -1,10 +1,10 @@
-"""A GPU that is never waited for: work is launched ahead, and what it drew is read when it is there.
+"""Runs a GPU without waiting for it: work is launched ahead, and its results are read once they are there.
 
-A *launch* is a pass over prompts, or a window of decode steps that are replayed without looking. The next
-launch is queued before the last is read, so the host's scheduling is hidden behind the device. All launches are
-in one stream, so blocks that are given to somebody else are written by their old owner before, never after; only
-new weights come by another, while that one stands still (`weight_swap.py`).
-A sequence that ends within a window draws a few tokens more, which are thrown away.
+A *launch* is a pass over prompts, or a window of decode steps that are replayed without the host looking. The
+next launch is queued before the last is read, so the host's scheduling is hidden behind the device. All
+launches are in one stream, so when a block changes owners, the old owner writes it before the new one, never
+after. Only new weights come by another stream, while the first is paused (`weight_swap.py`). A sequence that
+ends within a window draws a few tokens more, which are thrown away.
 """
 
 import inspect
@@ -31,7 +31,7 @@ from penstock.engines.embedded.cuda.decode_buffers import (
     DecodeBuffers,
 )
 from penstock.engines.embedded.cuda.decode_rows import ON_DEVICE, Rows, settings_of
-from penstock.engines.embedded.cuda.device_attention import CurrentPass, DeviceAttention, hang_pools
+from penstock.engines.embedded.cuda.device_attention import CurrentPass, DeviceAttention, attach_pools
 from penstock.engines.embedded.cuda.device_routes import DeviceRoutes
 from penstock.engines.embedded.cuda.device_slots import DeviceSlots
 from penstock.engines.embedded.cuda.graphs import Kind, StepGraphs
@@ -50,7 +50,7 @@ from penstock.records.sampling_masks import NO_WORDS, Packed
 
 
 class Device:
-    """Owns the buffers, the graphs and what is in flight."""
+    """Owns the buffers, the graphs and the launches in flight."""
 
     def __init__(
         self,
@@ -66,8 +66,8 @@ class Device:
         max_adapters: int = 0,
         routes: DeviceRoutes | None = None,
     ) -> None:
-        """`versions` are those of the policies that the weights which are there serve. Of others, with adapters, as
-        many as `max_adapters` may come. `routes` is where passes write down which experts they use."""
+        """`versions` are those of the policies that the loaded weights serve; up to `max_adapters` others, with
+        adapters, may be added. `routes` is where passes record which experts they use."""
         self._model = model
         self._cache = cache
         self._vocab = vocab
@@ -75,7 +75,7 @@ class Device:
         self._block_size = block_size
         self.window = window
         self.join_at = max(1, max_batch // 32)
-        """Free places at which waiting sequences join: prompts are computed a few at a time."""
+        """Free batch slots at which waiting sequences join: prompts are computed a few at a time."""
         self._device = next(model.parameters()).device
         pool = next(iter(cache.pools.values()))
         self._kv_heads = pool.shape[2]
@@ -101,7 +101,7 @@ class Device:
             vocab=vocab,
         )
         self._in_flight: deque[Launch] = deque()
-        hang_pools(model, cache.pools, self._pass)
+        attach_pools(model, cache.pools, self._pass)
         self._attention = DeviceAttention()
 
     @property
@@ -110,12 +110,12 @@ class Device:
 
     @property
     def is_ready(self) -> bool:
-        """Whether `collect` would not have to wait."""
+        """Return whether `collect` would not have to wait."""
         return bool(self._in_flight) and self._in_flight[0].is_ready
 
     @torch.inference_mode()
     def forward(self, batch: Batch) -> torch.Tensor:
-        """Compute a batch of any kind; logits of the last token of every span that ends its sequence."""
+        """Compute a batch of any kind; returns logits of the last token of every span that ends its sequence."""
         self._copy_blocks(batch.copies)
         laid = lay_out_prompts(batch.spans, self._block_size, self._heads_of_key(), self._device)
         self._pass.plan = laid.plan
@@ -158,7 +158,7 @@ class Device:
 
     @torch.inference_mode()
     def launch_window(self, sequences: list[Sequence], steps: int, copies: list[tuple[int, int]]) -> None:
-        """Draw `steps` tokens for each sequence, whose blocks must have room for them."""
+        """Queue `steps` draws for each sequence, whose blocks must have room for them."""
         self._rows.place(sequences)
         bucket = self.graphs.bucket(self._rows.used)
         if self.graphs.bucket(len(sequences)) < bucket:
@@ -172,7 +172,7 @@ class Device:
         self._attach()
         graph = self.graphs.get(kind)
         self._copy_blocks(copies)
-        # A sequence that may end within the window draws on past its blocks: into what nobody owns.
+        # A sequence that ends within the window keeps drawing past its blocks, into the scratch block.
         beyond = -(-self.window // self._block_size) + 1
         self._fill(bucket, max(len(seq.blocks) for seq in sequences) + beyond)
         room = self.graphs.masks if kind.truncates else None
@@ -207,20 +207,20 @@ class Device:
         assert len(self._in_flight) < SEGMENTS, "the next launch would write over masks that nobody has read"
 
     def collect(self) -> list[Drawn]:
-        """What the oldest launch drew; waits for it."""
+        """Return what the oldest launch drew, after waiting for it."""
         launch = self._in_flight.popleft()
         for seq in launch.sequences:
             seq.num_pending -= launch.steps
         return self._read(launch)
 
     def reset(self) -> None:
-        """Nothing is in flight: every sequence starts again from what the host knows of it."""
+        """Start every sequence again from what the host knows of it. Nothing may be in flight."""
         assert not self._in_flight
         self._rows.clear()
 
     def renew(self) -> None:
-        """The model has other layers now: graphs are captured again, and compiled code is made again, since torch
-        keeps only so many versions of it."""
+        """Capture graphs and compile again after the model's layers have changed. Old compiled code is dropped,
+        since torch keeps only so many versions of it."""
         self.graphs.forget()
         torch._dynamo.reset()
         if self._device.type == "cuda":
@@ -241,7 +241,7 @@ class Device:
     def _sample(
         self, logits: torch.Tensor, sequences: list[Sequence], sources: Many[int]
     ) -> tuple[Sampled, Launch]:
-        """One draw of each sequence, and the same on its way to the host."""
+        """Draw a token of each sequence; returns the result, and a launch that brings it to the host."""
         columns = [settings_of(seq, self._vocab, self.gate.numbers) for seq in sequences]
         ints = upload(np.array([ints for ints, _ in columns], dtype=np.int64).T, self._device)
         floats = upload(np.array([floats for _, floats in columns], dtype=np.float32).T, self._device)
@@ -308,7 +308,7 @@ class Device:
         return event
 
     def _fill(self, bucket: int, used: int) -> None:
-        """Bring the rows' settings, places and new tokens to the device."""
+        """Copy the rows' settings, block tables and new tokens to the device."""
         rows, buffers = self._rows, self._buffers
         used = min(used, rows.tables.shape[1])
         buffers.ints[:, :bucket].copy_(upload(rows.ints[:, :bucket], self._device))

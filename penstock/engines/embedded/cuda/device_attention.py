@@ -1,9 +1,10 @@
-"""Attention on a GPU: one operator in front of the kernels, whatever kind of pass is run.
+"""Puts one attention operator in front of the GPU kernels, whatever kind of pass is run.
 
 Code that `torch.compile` made must serve prompts and decoding, batches of every size and layers of every
-number. So the operator's arguments are what the layer itself knows. Where the tokens of the pass lie is looked up
-when it runs: a layer's pool hangs on its attention module, and the engine's `CurrentPass` on the pool. Compiled
-code passes a pool on as it is, so engines that share that code still find each their own pass.
+number. So the operator's arguments are what the layer itself knows. Where the tokens of the pass lie is
+looked up when it runs: each attention module has its layer's pool as an attribute, and each pool has the
+engine's `CurrentPass`. Compiled code passes a pool on unchanged, so engines that share that code still find
+their own pass.
 """
 
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ FLOAT8_MAX = 448.0
 
 
 class Plan(Protocol):
-    """Where the tokens of a pass lie."""
+    """Says where the tokens of a pass lie."""
 
     def attend(
         self,
@@ -39,14 +40,14 @@ class Plan(Protocol):
 
 @dataclass(slots=True)
 class CurrentPass:
-    """The pass that one engine runs, or captures, right now."""
+    """Holds the pass that one engine runs, or captures, right now."""
 
     plan: Plan | None = None
 
 
 @dataclass(slots=True)
 class DecodePlan:
-    """One token a sequence: row i of the buffers."""
+    """Lays out one token per sequence: row i of the buffers."""
 
     tables: torch.Tensor
     positions: torch.Tensor
@@ -72,7 +73,7 @@ class DecodePlan:
 
 @dataclass(frozen=True, slots=True)
 class PromptPlan:
-    """Some tokens of each sequence, side by side."""
+    """Lays out some tokens of each sequence, side by side."""
 
     slots: torch.Tensor
     """(tokens,): where each token's key and value go, in tokens from the start of the pool."""
@@ -93,10 +94,9 @@ class PromptPlan:
         dim = query.shape[2]
         pair, raw = torch.cat([key, value], dim=-1), pool.dtype
         if pool.dtype == torch.float8_e4m3fn:
-            pair = pair.clamp(-FLOAT8_MAX, FLOAT8_MAX).to(
-                pool.dtype
-            )  # some versions of torch make NaN of more
-            raw = torch.uint8  # not every copy knows 8-bit floats
+            # Some versions of torch turn larger values into NaN.
+            pair = pair.clamp(-FLOAT8_MAX, FLOAT8_MAX).to(pool.dtype)
+            raw = torch.uint8  # not every copy kernel supports 8-bit floats
         pool.flatten(0, 1).view(raw).index_copy_(0, self.slots, pair.view(raw))
         if varlen.serves(query, pool, options):
             return varlen.attend_varlen(
@@ -152,7 +152,7 @@ def _(
 
 
 class DeviceAttention:
-    """The backend behind `penstock.models.attention` for all passes on a GPU."""
+    """Calls the kernels for `penstock.models.attention`, in all passes on a GPU."""
 
     def __call__(
         self,
@@ -164,7 +164,7 @@ class DeviceAttention:
     ) -> torch.Tensor:
         pool: torch.Tensor = module._penstock_pool  # type: ignore[assignment]
         mixed: torch.Tensor = attend_paged(
-            query[0].transpose(0, 1).contiguous(),  # as models leave them, these copy nothing
+            query[0].transpose(0, 1).contiguous(),  # models leave them so that this copies nothing
             key[0].transpose(0, 1).contiguous(),
             value[0].transpose(0, 1),  # a part of the joined matmul: only its last dimension must be dense
             pool,
@@ -176,7 +176,7 @@ class DeviceAttention:
         return mixed[None]
 
 
-def hang_pools(model: nn.Module, pools: dict[int, torch.Tensor], current: CurrentPass) -> None:
+def attach_pools(model: nn.Module, pools: dict[int, torch.Tensor], current: CurrentPass) -> None:
     """Give each attention module the pool of its layer, and each pool the pass of its engine."""
     for pool in pools.values():
         pool._penstock_pass = current  # type: ignore[attr-defined]

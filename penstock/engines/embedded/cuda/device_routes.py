@@ -1,8 +1,10 @@
-"""Which experts computed each token in a GPU's cache: written by the passes themselves, within CUDA graphs too.
+"""Records which experts computed each token in a GPU's cache; the passes write it themselves, also in CUDA
+graphs.
 
-The record has a row for every slot of the cache, and is copied and given away with its blocks, in the order of
-the passes. The host reads the rows of a sequence once, when it ends or loses its blocks. No step waits for that:
-what is read was computed by launches that the host has already taken, so it is copied beside those in the queue.
+The record has a row for every slot of the cache. It is copied and reassigned with the blocks, in the order of
+the passes. The host reads the rows of a sequence once, when it ends or loses its blocks. No step waits for
+that: what is read was computed by launches that the host has already taken, so it is copied beside those in
+the queue.
 """
 
 from collections.abc import Iterator
@@ -22,7 +24,7 @@ from penstock.records.routing_records import Routes, id_dtype
 
 
 class DeviceRoutes(BlockRoutes):
-    """Routes of `num_blocks` blocks, and of the one that nobody owns. Sees the choices of `routers`."""
+    """Holds the routes of `num_blocks` blocks and of the scratch block, as `routers` choose them."""
 
     def __init__(self, routers: Routers, *, num_blocks: int, block_size: int, device: torch.device) -> None:
         super().__init__(routers.shape, block_size)
@@ -39,11 +41,10 @@ class DeviceRoutes(BlockRoutes):
         routers.choices = self
 
     def follow(self, current: CurrentPass) -> None:
-        """What routers choose from now on, they choose for the tokens of this pass."""
+        """Record what routers choose from now on for the tokens of this pass."""
         self._pass = current
-        self._read(
-            np.zeros(1, dtype=np.int64), in_order=True
-        )  # to load a kernel, CUDA may wait for an idle device
+        # Loads the kernel now: for that CUDA may wait until the device is idle.
+        self._read(np.zeros(1, dtype=np.int64), in_order=True)
 
     def choose(self, layer: int, ids: torch.Tensor) -> torch.Tensor:
         assert self._pass is not None and self._pass.plan is not None, "a plan comes before a forward pass"
@@ -53,8 +54,8 @@ class DeviceRoutes(BlockRoutes):
 
     @contextmanager
     def replaying(self, spans: Many[Span], owners: Slots) -> Iterator[None]:
-        """In this block, a pass over these spans computes tokens again with the experts of before. Decode steps
-        never do: the newest token of a sequence has no record."""
+        """Let a pass over these spans compute tokens again with their earlier experts, inside this block. Decode
+        steps never do: the newest token of a sequence has no record."""
         self._replay = self.replay(spans, owners, self._device)
         try:
             yield
@@ -78,6 +79,6 @@ class DeviceRoutes(BlockRoutes):
         return rows
 
     def _gather(self, slots: Slots) -> Routes:
-        """(tokens, layers, k), there once the stream has come this far."""
+        """Return (tokens, layers, k), valid once the stream has come this far."""
         rows = self._record.index_select(1, upload(slots, self._device)).transpose(0, 1).contiguous()
         return download(rows).numpy().view(id_dtype(self.shape))

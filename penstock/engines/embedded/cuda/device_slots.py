@@ -1,11 +1,12 @@
-"""Which adapter each row is computed with, on a GPU: looked up by the device itself, at the beginning of a pass.
+"""Selects the adapter of each row on a GPU; the device looks it up itself at the beginning of a pass.
 
-The host launches ahead, and an update comes in between two steps of what is queued (`weight_swap.py`). So rows
-carry the number of their policy, and a small table says which slot that policy is served from. To move a policy to
-another slot is to write one number of the table.
+The host launches ahead, and an update takes effect between two steps that are already queued
+(`weight_swap.py`). So rows carry the number of their policy, and a small table says which slot that policy is
+served from. Moving a policy to another slot means writing one number of the table.
 
-As for attention, compiled code must serve all layers and all engines. The operator's arguments are what a layer
-knows; the rows of the pass hang on the matrices `a`, and the tiles of the outputs on `b`.
+As for attention, compiled code must serve all layers and all engines, so the operator's arguments are what a
+layer knows. The rows of the pass are an attribute of the matrices `a`, and the tiles of the outputs one of
+`b`.
 """
 
 from contextlib import AbstractContextManager
@@ -27,17 +28,16 @@ if TYPE_CHECKING:
 
 
 class DeviceSlots:
-    """The slots of one engine's policies, and of the rows of its pass."""
+    """Holds the slots of one engine's policies, and of the rows of its pass."""
 
     def __init__(self, gate: Gate, *, max_rows: int, num_slots: int, device: torch.device) -> None:
         self._gate = gate
         self._device = device
         self._slot_of = torch.zeros(len(gate.versions), dtype=torch.int32, device=device)
-        """By the number of a policy."""
+        """The slot of each policy, by the policy's number."""
         for number in range(len(self._slot_of)):
-            self._slot_of[number].fill_(
-                NO_ADAPTER
-            )  # loads the kernels that `assign` needs while the GPU stands still
+            # Loads the kernels that `assign` needs while the GPU is paused.
+            self._slot_of[number].fill_(NO_ADAPTER)
         self.scales = torch.zeros(num_slots + 1, dtype=torch.float32, device=device)
         self._decoding = torch.zeros(max_rows, dtype=torch.int32, device=device)
         self.rows: torch.Tensor | None = None
@@ -50,7 +50,7 @@ class DeviceSlots:
         stack.a._penstock_slots = self  # type: ignore[attr-defined]
         stack.b._penstock_tiles = tiles_of(stack.starts, self._device)  # type: ignore[attr-defined]
         for fixed in (stack.a, stack.b):
-            torch._dynamo.mark_static(fixed)  # as parameters are
+            torch._dynamo.mark_static(fixed)  # parameters are static too
 
     def scale(self, slot: int, scale: float) -> None:
         self.scales[slot].fill_(scale)
@@ -62,17 +62,19 @@ class DeviceSlots:
             self._moved.record(torch.cuda.current_stream(self._device))
 
     def beside(self, *, in_order: bool) -> AbstractContextManager[None]:
-        """A slot that a policy has left may be written once the passes are done that used it."""
+        """Queue work beside the passes: a slot that a policy has left may be written once the passes that used
+        it are done."""
         return self._gate.beside(self._moved, in_order=in_order)
 
     def begin_decode(self, policies: torch.Tensor) -> None:
-        """A decode step, whose rows have these policies. Part of its graph."""
+        """Look up the slots of a decode step, whose rows have these policies. This is part of its graph."""
         if self._is_used:
             self.rows = self._decoding[: len(policies)]
             torch.index_select(self._slot_of, 0, policies, out=self.rows)
 
     def begin_prompts(self, policies: list[str], owners: npt.NDArray[np.int64]) -> None:
-        """A pass over prompts: the policy of each span, and the span of each token."""
+        """Look up the slots of a pass over prompts: `policies` has the policy of each span, `owners` the span of
+        each token."""
         if self._is_used:
             numbers = np.array([self._gate.number(policy) for policy in policies])
             self.rows = self._slot_of[upload(numbers[owners], self._device)]
@@ -88,7 +90,8 @@ class DeviceSlots:
 def adapted_linear(
     input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, a: torch.Tensor, b: torch.Tensor
 ) -> torch.Tensor:
-    """A linear layer, and what the adapters of the rows add to it. One operator, since the sum is in place."""
+    """Compute a linear layer and add the adapters of the rows. It is one operator, since they are added in
+    place."""
     output = functional.linear(input, weight, bias)
     slots: DeviceSlots = a._penstock_slots  # type: ignore[attr-defined]
     states = input.flatten(0, -2)

@@ -1,7 +1,7 @@
-"""Steps on a GPU: take what was launched two steps ago, and launch what comes next.
+"""Steps an engine on a GPU: takes what was launched two steps ago, and launches what comes next.
 
-A request that only the host can draw for (penalties, logit bias) makes every pass wait for the host, as long as
-it is there; all others are drawn by the device even then, so that a seed gives the same tokens in any company.
+A request that only the host can draw for (penalties, logit bias) makes every pass wait for the host while it
+is there. All others are drawn by the device even then, so that a seed gives the same tokens in any batch.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,9 +17,9 @@ from penstock.engines.embedded.stepper import COUNTED, Swapped, count, draw_and_
 from penstock.records.interfaces import Verification
 
 MAX_IN_FLIGHT = 2
-"""Launches: one that runs, and one behind it."""
+"""Launches in flight: one that runs, and one behind it."""
 MAX_PROMPTS_IN_A_ROW = 4
-"""Passes over prompts before sequences that decode have their turn."""
+"""Passes over prompts before decoding sequences get their turn."""
 
 
 class DeviceStepper:
@@ -76,7 +76,7 @@ class DeviceStepper:
         self._has_launched = self._launch()
 
     def drain(self) -> None:
-        """From here the host knows all there is, and every row starts again from that."""
+        """Take everything in flight, so that the host knows all tokens and every row starts again from them."""
         while self.device.num_in_flight:
             self._take()
         self.device.reset()
@@ -84,9 +84,9 @@ class DeviceStepper:
     def swap(
         self, load: Callable[[], Verification], policy: str, version: int, *, is_prepared: bool
     ) -> Swapped:
-        """What is in flight goes on with the new weights from its next step on; where `load` may do what a busy
-        device can't wait for, it is finished first. Nobody sees what was drawn with weights that are not yet
-        verified."""
+        """Load new weights; what is in flight uses them from its next step on. Unless `is_prepared`, `load` may
+        do what a busy device can't wait for, so what is in flight is finished first. No token that was drawn
+        with unverified weights leaves the engine."""
         if not is_prepared:
             self.drain()
         return self.device.gate.let_in(load, policy, version, is_busy=self.device.num_in_flight > 0)
@@ -100,8 +100,8 @@ class DeviceStepper:
         return in_flight >= MAX_IN_FLIGHT or (in_flight > 0 and not self._has_launched)
 
     def _launch(self) -> bool:
-        """Queue a pass over prompts or a window of decode steps. False when there is nothing to do before what
-        is in flight has been taken."""
+        """Queue a pass over prompts or a window of decode steps. Returns False when nothing can be queued before
+        what is in flight has been taken."""
         scheduler, device = self._scheduler, self.device
         is_idle = device.num_in_flight == 0
         if self._prompts_in_a_row < MAX_PROMPTS_IN_A_ROW and scheduler.wants_prompts(join_at=device.join_at):
@@ -137,7 +137,7 @@ class DeviceStepper:
                 self._outbox.send(each.seq, reason)
 
     def _pass(self, versions: Mapping[str, int]) -> None:
-        """One pass that the host waits for, as on a CPU."""
+        """Run one pass that the host waits for, as on a CPU."""
         batch = self._scheduler.schedule()
         logits = self.device.forward(batch)
         drawn = self._scheduler.commit(batch)

@@ -1,4 +1,5 @@
-"""One decode step as a CUDA graph: forward, draw, logprob, stop tokens and the move to the next position."""
+"""Captures one decode step as a CUDA graph: forward, draw, logprob, stop tokens and the move to the next
+position."""
 
 import logging
 import time
@@ -28,17 +29,17 @@ log = logging.getLogger(__name__)
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 Forward = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""Tokens and positions of one row of tokens in, logits out."""
+"""Takes the tokens and positions of one row of tokens, and gives logits."""
 
 
 def batch_sizes(max_batch: int) -> list[int]:
-    """Those that graphs are captured for."""
+    """Return the batch sizes that graphs are captured for."""
     return sorted({size for size in BUCKETS if size < max_batch} | {max_batch})
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What a graph was captured for."""
+    """Names what a graph was captured for."""
 
     rows: int
     splits: int
@@ -50,7 +51,7 @@ class Replayable(Protocol):
 
 
 class _Call:
-    """The step itself, where there are no graphs: on a CPU, for tests."""
+    """Runs the step itself, where there is no graph: on a CPU, for tests, or after a capture has failed."""
 
     def __init__(self, step: Callable[[], None]) -> None:
         self._step = step
@@ -86,16 +87,16 @@ class StepGraphs:
         self._known: dict[Kind, Replayable] = {}
         self._memory: Any = None
         self.captures = self._device.type == "cuda"
-        """Whether steps are graphs: there is a GPU, and none has failed to be captured."""
+        """Whether steps are graphs: on a GPU, until a capture fails."""
         self.masks: MaskRoom | None = None
         self.capture_s = 0.0
 
     def bucket(self, rows: int) -> int:
-        """The batch size that serves this many rows."""
+        """Return the captured batch size that serves this many rows."""
         return next(size for size in self.buckets if size >= rows)
 
     def get(self, kind: Kind) -> Replayable:
-        """The graph of this kind. Capturing one writes into the buffers: call it before they are filled."""
+        """Return the graph of this kind. Capturing one writes into the buffers: call it before they are filled."""
         if kind not in self._known:
             if kind.truncates:
                 self.mask_room()
@@ -104,7 +105,7 @@ class StepGraphs:
         return self._known[kind]
 
     def forget(self) -> None:
-        """What was captured is no longer true."""
+        """Drop all graphs, because what they captured has changed."""
         self._known.clear()
         self._memory = None
 
@@ -115,14 +116,15 @@ class StepGraphs:
         return self.masks
 
     def _capture(self, kind: Kind) -> torch.cuda.CUDAGraph | None:
-        """Record one step; None where the model does what a graph can't hold, as some mixtures of experts do.
-        Rehearsals write into a block that nobody owns; the newest tokens survive them."""
+        """Record one step; returns None if the model does something that a graph can't hold, as some mixtures of
+        experts do. Warm-up steps write into the scratch block, and the newest tokens are restored after them.
+        """
         began = time.perf_counter()
         buffers = self.buffers
         kept = buffers.tokens.clone(), buffers.ended.clone()
         buffers.tables.fill_(self._scratch)
         buffers.ints[POSITION].zero_()
-        buffers.ints[RECORDS].zero_()  # the arena has no room for rehearsals
+        buffers.ints[RECORDS].zero_()  # the arena has no room for warm-up steps
         side = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(side):
@@ -140,13 +142,13 @@ class StepGraphs:
         graph = torch.cuda.CUDAGraph()
         stream = torch.cuda.current_stream(self._device)
         try:
-            # Other threads stage updates meanwhile, and may take memory.
+            # Other threads stage updates meanwhile, and may allocate memory.
             with torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):
                 self._step(kind)
         except RuntimeError as error:
-            torch.cuda.set_stream(stream)  # a failed capture does not give it back
+            torch.cuda.set_stream(stream)  # a failed capture does not restore it
             torch.cuda.synchronize(self._device)
-            log.warning("decode steps are run one by one, which is slower than a CUDA graph: %s", error)
+            log.warning("decode steps run without CUDA graphs, which is slower: %s", error)
             self.captures = False
             return None
         self._memory = graph.pool()
@@ -176,7 +178,7 @@ class StepGraphs:
             drawn.logprobs,
             buffers.ints[POLICY],
             gate.versions,
-            gate.told,
+            gate.device_report,
             buffers=buffers,
             first_stop=FIRST_STOP,
         )

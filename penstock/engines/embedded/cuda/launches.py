@@ -1,4 +1,4 @@
-"""What is in flight on a device, and what it brought."""
+"""Records what is in flight on a device, and what it drew."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -12,25 +12,25 @@ from penstock.records.sampling_masks import Packed
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """What a launch drew for one sequence."""
+    """Holds what a launch drew for one sequence."""
 
     seq: Sequence
     tokens: list[int]
     logprobs: list[float]
     versions: list[int]
     masks: Packed | None
-    """What truncation left, where the request records it."""
+    """What truncation left, if the request records it."""
 
 
 @dataclass(slots=True)
 class Launch:
-    """Work in flight: which sequences draw `steps` tokens each."""
+    """Describes work in flight: which sequences draw `steps` tokens each."""
 
     sequences: list[Sequence]
     rows: list[int]
     steps: int
     versions: torch.Tensor
-    """(rows, steps), of the weights of each row's policy: new ones may come in between two steps."""
+    """(rows, steps): version of each row's policy, since new weights may be loaded between two steps."""
     tokens: torch.Tensor
     logprobs: torch.Tensor
     lengths: torch.Tensor | None

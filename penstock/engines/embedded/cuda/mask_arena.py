@@ -1,4 +1,4 @@
-"""Recorded sampling masks on their way from a device: an arena that kernels write into, and what the host reads."""
+"""Brings recorded sampling masks from a device: kernels write into an arena, and the host reads parts of it."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -12,12 +12,13 @@ from penstock.records import IntArray, SamplingMask
 from penstock.records.sampling_masks import NO_WORDS, Packed, shorten
 
 SEGMENTS = 3
-"""Parts of the arena: each launch in flight has its own, and the next takes another."""
+"""Parts of the arena: each launch in flight has its own, and so has the next one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """The masks of one launch, there once its event has come: (rows, steps) tables into a segment."""
+    """Locates the masks of one launch: (rows, steps) tables into a segment, valid once the launch's event has
+    come."""
 
     sizes: torch.Tensor
     places: torch.Tensor
@@ -26,7 +27,7 @@ class Recorded:
 
 
 class MaskRoom:
-    """The arena that kept ids are written into, in segments that launches take in turn."""
+    """Owns the arena that kept ids are written into, in segments that launches take in turn."""
 
     def __init__(self, rows: int, window: int, vocab: int, device: torch.device) -> None:
         self._vocab = vocab
@@ -39,18 +40,18 @@ class MaskRoom:
         self._side: Any = None
 
     def next_segment(self) -> int:
-        """Where the next launch writes from; its cursor is set."""
+        """Return the offset from which the next launch writes, and set the cursor there."""
         self._turn = (self._turn + 1) % SEGMENTS
         start = self._turn * self._segment_words
         self._cursor.fill_(start)
         return start
 
     def arena(self, records: torch.Tensor, step: torch.Tensor) -> MaskArena:
-        """For a decode step, whose tables are at fixed addresses."""
+        """Return the arena for a decode step, whose tables are at fixed addresses."""
         return MaskArena(records, step, self._words, self._cursor, self._sizes, self._places)
 
     def arena_of_one(self, records: torch.Tensor) -> MaskArena:
-        """For a single draw a row."""
+        """Return an arena for a single draw a row."""
         tables = torch.zeros(2, len(records), 1, dtype=torch.int32, device=records.device)
         step = torch.zeros(1, dtype=torch.int64, device=records.device)
         return MaskArena(records, step, self._words, self._cursor, tables[0], tables[1])
@@ -61,7 +62,7 @@ class MaskRoom:
         return Recorded(download(sizes), download(places), download(arena.cursor), segment)
 
     def read(self, recorded: Recorded) -> "MaskTable":
-        """What a launch has written, copied beside the work that is queued behind it."""
+        """Return what a launch has written, copied beside the work that is queued behind it."""
         sizes, places = recorded.sizes.numpy(), recorded.places.numpy()
         words = self._copy(self._words[recorded.start : int(recorded.end)])
         return MaskTable(sizes, places - recorded.start, words, self._vocab)
@@ -80,7 +81,7 @@ class MaskRoom:
 
 
 class MaskTable:
-    """The masks of one launch, put in order: row after row, in it step after step."""
+    """Puts the masks of one launch in order: row after row, and within a row step after step."""
 
     def __init__(self, sizes: IntArray, places: IntArray, words: IntArray, vocab: int) -> None:
         counts, holds_ids = np.abs(sizes), sizes >= 0
@@ -94,9 +95,9 @@ class MaskTable:
         self._counts: Any = counts.tolist()
 
     def packed(self, row: int, count: int) -> Packed:
-        """Of the first `count` tokens of a row."""
+        """Return the masks of the first `count` tokens of a row."""
         if count == 0:
             return Packed([], NO_WORDS)
         start = self._ends[row - 1][-1] if row else 0
         words = self._words[start : self._ends[row][count - 1]]
-        return Packed(self._counts[row][:count], words.copy())  # a view would keep the whole launch
+        return Packed(self._counts[row][:count], words.copy())  # a view would keep the whole launch in memory

@@ -1,4 +1,4 @@
-"""Where the tokens of a pass over prompts lie, for the packed attention kernel."""
+"""Lays out the tokens of a pass over prompts for the packed attention kernel."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ from penstock.models.transfer import upload
 
 @dataclass(frozen=True, slots=True)
 class PromptPass:
-    """One pass as tensors on the device."""
+    """Holds one pass as tensors on the device."""
 
     input_ids: torch.Tensor
     positions: torch.Tensor
@@ -26,7 +26,8 @@ class PromptPass:
 
 
 def lay_out_prompts(spans: list[Span], block_size: int, group: int, device: torch.device) -> PromptPass:
-    """Nothing here waits for the device: all arrays are made on the host and sent without looking back."""
+    """Build the tensors of a pass without waiting for the device: arrays are made on the host and copied
+    asynchronously."""
     counts = np.array([count for _, _, count in spans])
     firsts = np.array([first for _, first, _ in spans])
     ids = np.concatenate(

@@ -1,4 +1,4 @@
-// Compare: what differs in the configs, curves over one axis, and answers to the same prompt.
+// The view Compare shows what differs in configs, curves over one axis, and answers to the same prompt.
 
 import { get } from "../api.js";
 import { asLine, Chart, lineColor } from "../chart.js";
@@ -29,7 +29,7 @@ export async function compare(root, { runs, query }) {
   }
 }
 
-/** Does the work at most once in so many milliseconds, and once more for what was asked for meanwhile. */
+/** Does the work at most once every `pause` milliseconds, and once more if it was asked for meanwhile. */
 function paced(work, pause = 1000) {
   let isBusy = false;
   let isWanted = false;
@@ -41,7 +41,7 @@ function paced(work, pause = 1000) {
     if (isBusy) return;
     [isBusy, isWanted] = [true, false];
     timer = setTimeout(() => { isBusy = false; if (isWanted) ask(); }, pause);
-    await work().catch(() => {}); // the header says when nobody answers, and the next message asks again
+    await work().catch(() => {}); // the header shows that the server does not answer, and the next message tries again
   }
 }
 

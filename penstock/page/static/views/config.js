@@ -1,4 +1,4 @@
-// Config: the settings of the run, by section, with secrets hidden.
+// The view Config shows the settings of the run, by section, with secrets hidden.
 
 import { get } from "../api.js";
 import { el, empty, fill, section } from "../dom.js";

@@ -1,4 +1,4 @@
-// Drops: groups that were sampled and not trained, why, and whether they are of a kind.
+// The view Drops shows groups that were sampled and not trained, why, and whether they are alike.
 
 import { get } from "../api.js";
 import { bars } from "../bars.js";

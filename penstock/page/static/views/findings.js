@@ -1,4 +1,4 @@
-// Findings: what a report begins with. What was trained, warnings with their reasons, and answers worth a look.
+// The view Findings begins a report: what was trained, warnings with their reasons, and answers worth a look.
 
 import { get } from "../api.js";
 import { el, empty, fill, link, section } from "../dom.js";

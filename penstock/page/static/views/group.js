@@ -1,4 +1,4 @@
-// The answers of one group side by side: what was compared with what.
+// The view Group shows the answers of one group side by side: their advantages come from comparing them.
 
 import { get } from "../api.js";
 import { el, fill } from "../dom.js";

@@ -1,4 +1,4 @@
-// Machine: processors, GPUs and memory, as the run measured them.
+// The view Machine shows processors, GPUs and memory, as the run measured them.
 
 import { get } from "../api.js";
 import { Chart } from "../chart.js";

@@ -1,4 +1,4 @@
-// Metrics: every number of a step, as curves. What matters most comes first; a word finds the others.
+// The view Metrics shows every metric of a step as a curve: the most important first, the others by a search word.
 
 import { get } from "../api.js";
 import { ChartSet } from "../chart_set.js";

@@ -1,4 +1,4 @@
-// Now: how far, how well, how stale, where the groups are, and one sentence on what limits the run.
+// The view Now shows how far, how well, how stale, where the groups are, and one sentence on what limits the run.
 
 import { get } from "../api.js";
 import { ChartSet } from "../chart_set.js";
@@ -31,7 +31,7 @@ function show(top, found) {
 
 function sentence({ status, ended, is_running }) {
   const limit = status.bottleneck;
-  if (ended === "died") return el("p.limit.lost", null, el("b", null, "The run has died: "), `nobody holds its folder, and no end was written. It was at step ${status.step}; penstock resume goes on from its last checkpoint.`);
+  if (ended === "died") return el("p.limit.lost", null, el("b", null, "The run has died: "), `no controller holds its folder, and no end was written. It was at step ${status.step}; penstock resume goes on from its last checkpoint.`);
   if (!is_running) return el("p.limit", null, el("b", null, "The run has ended. "), `It took ${duration(status.elapsed_s)} for ${count(status.step)} steps.`);
   if (!limit) return el("p.limit", null, el("b", null, `${status.phase}. `), status.phase === "training" ? "What limits the run is known after a few steps." : "");
   return el("p.limit", null, el("b", null, `Limited by ${limit.who}: `), `${limit.why}.`);
@@ -57,7 +57,7 @@ function figure(name, value, note, share = null) {
   return el("div.figure", null, el("span", null, name), el("b", null, value), el("small", null, note || "\u00a0"), share !== null && el("i.meter", null, el("i", { style: { width: `${100 * Math.min(1, share)}%` } })));
 }
 
-/** Groups on their way: open > running > scoring > ready > trained. */
+/** Draws groups on their way: open > running > scoring > ready > trained. */
 function flow(status, trained) {
   const way = status.flow;
   if (!way) return null;

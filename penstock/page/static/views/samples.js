@@ -1,4 +1,4 @@
-// Samples: every answer that is kept, by step, filtered and ordered; a bar of a histogram opens its samples.
+// The view Samples lists every answer that is kept, by step, filtered and ordered; a histogram's bar opens its samples.
 
 import { get } from "../api.js";
 import { histogram, range, rangeText } from "../bars.js";

@@ -1,4 +1,4 @@
-// Staleness of what was trained: by tokens and by cause, what age does to the policy, and other bounds.
+// The view Staleness shows the age of trained tokens by cause, what age does to the policy, and other bounds.
 
 import { get } from "../api.js";
 import { bars } from "../bars.js";

@@ -1,4 +1,4 @@
-// Where time went: each process's seconds by what it did, adding up to all of them.
+// The view Time shows each process's seconds by what it did; its parts add up to the whole.
 
 import { get } from "../api.js";
 import { el, empty, fill, section, table } from "../dom.js";
@@ -26,10 +26,10 @@ export async function time(root, { run }) {
 }
 
 const KINDS = { work: "work", sync: "sync", other: "other" };
-/** A share that is worth a word. */
+/** Smallest share of time that is shown. */
 const LEAST = 0.005;
 
-/** Work, sync and other have colours of their own, waits have hatches in the order in which they come. */
+/** Gives work, sync and other their own colours, and waits hatches in order of appearance. */
 function painted(parts) {
   let waits = 0;
   return new Map(parts.map(([part]) => [part, KINDS[part] ?? `wait-${waits++ % 5}`]));

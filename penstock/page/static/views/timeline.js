@@ -1,4 +1,4 @@
-// Timeline: slots, trainer and publishes over time, on one canvas; arrows lead from a rollout to its step.
+// The view Timeline draws slots, trainer and publishes over time on one canvas; arrows lead from a rollout to its step.
 
 import { get } from "../api.js";
 import { color } from "../chart.js";
@@ -43,7 +43,7 @@ export async function timeline(root, { run, query, keys }) {
   }
 
   let timer = null;
-  /** What lies outside of what was fetched is asked for a moment later. */
+  /** Requests, a moment later, what lies outside the fetched range. */
   function reload() {
     clearTimeout(timer);
     timer = setTimeout(async () => {
@@ -81,7 +81,7 @@ class Drawing {
     if (this.canvas.isConnected) this.draw();
   }
 
-  /** Which spans lie within another one of their track, and which have some inside. */
+  /** Finds spans that lie within another one of their track, and those that contain others. */
   nest() {
     const open = new Map();
     this.inner = new Set();
@@ -171,7 +171,7 @@ class Drawing {
     paper.globalAlpha = 1;
   }
 
-  /** Of all groups faintly where few are in sight, of the chosen one in any case. */
+  /** Draws arrows: faintly of all groups where few are in sight, and always of the chosen one. */
   drawArrows(paper) {
     const ofGroups = new Set(this.found.tracks.flatMap(([process], at) => (process === "controller" ? [at] : [])));
     const shown = this.found.spans.filter((span) => span[4] !== null && ofGroups.has(span[0]) && /generate/.test(this.found.names[span[3]]));
@@ -228,7 +228,7 @@ class Drawing {
 
 const ORDER = [/ train$/, /^trainer step/, /^trainer/, /^controller slot /, / episode /, / ready /, / reward /, /^engine\d* (?!update)/, /^engine/, / evaluation/];
 
-/** Trainer first, then engines, then groups on their way. */
+/** Sorts the trainer first, then engines, then groups on their way. */
 function rank([process, track]) {
   const place = ORDER.findIndex((fits) => fits.test(`${process} ${track}`));
   return place < 0 ? ORDER.length : place;

@@ -1,4 +1,4 @@
-// Tokens: one answer, each token coloured by what is known of it.
+// The view Tokens shows one answer, each token coloured by what is known of it.
 
 import { get } from "../api.js";
 import { choice, el, empty, fill, link, section, table, visible } from "../dom.js";
@@ -8,7 +8,7 @@ import { MODES } from "../token_colors.js";
 import { TokenText } from "../token_text.js";
 
 const LISTED = 300;
-/** Tokens of an answer that also gets a table. */
+/** Most tokens of an answer that also gets a table. */
 
 export async function tokens(root, context) {
   if (context.thing === null) return chooseOne(root, context);
@@ -73,7 +73,7 @@ export async function tokens(root, context) {
   return { close: () => text.close() };
 }
 
-/** Of a short answer all numbers at once. */
+/** Makes a table of all numbers of a short answer. */
 function list(trace) {
   const modes = Object.values(MODES);
   const head = [{ name: "token", kind: "number" }, { name: "text" }, ...modes.map(({ label }) => ({ name: label.toLowerCase(), kind: "number" })), { name: "age", kind: "number" }, { name: "in the loss" }];

@@ -38,7 +38,7 @@ def test_one_compiled_graph_serves_all_layers_lengths_and_plans(family, monkeypa
     interface.attach(model, attention.DeviceAttention())
     current = attention.CurrentPass()
     pools = {layer: torch.full((1, 1, 2, 16), float(layer)) for layer in range(3)}
-    attention.hang_pools(model, pools, current)
+    attention.attach_pools(model, pools, current)
     join_projections(model)
 
     def logits(length):
@@ -71,7 +71,7 @@ def test_engines_that_share_compiled_code_find_each_their_own_pass(monkeypatch):
         model.set_attn_implementation(interface.IMPLEMENTATION)
         interface.attach(model, attention.DeviceAttention())
         pools = {layer: torch.full((1, 1, 2, 16), 10.0 * number + layer) for layer in range(3)}
-        attention.hang_pools(model, pools, current)
+        attention.attach_pools(model, pools, current)
         join_projections(model)
         compile_layers(model, 3)
         current.plan = Averages()

@@ -20,7 +20,7 @@ from penstock.engines.embedded.cuda.device_attention import (
     CurrentPass,
     DeviceAttention,
     PromptPlan,
-    hang_pools,
+    attach_pools,
 )
 from penstock.engines.embedded.cuda.device_routes import DeviceRoutes
 from penstock.engines.embedded.engine import EmbeddedEngine
@@ -298,7 +298,7 @@ def test_one_compiled_graph_records_in_all_layers(monkeypatch: pytest.MonkeyPatc
     interface.attach(model, DeviceAttention())
     current = CurrentPass()
     pools = {layer: torch.full((1, 1, 2, 16), float(layer), device=DEVICE) for layer in range(3)}
-    hang_pools(model, pools, current)
+    attach_pools(model, pools, current)
     store = DeviceRoutes(routers, num_blocks=8, block_size=4, device=torch.device(DEVICE))
     store.follow(current)
     monkeypatch.setattr("torch.nn.Module.compile", lambda layer, **options: compile_with(layer, counter))

@@ -149,7 +149,7 @@ def test_one_compiled_graph_serves_all_layers_lengths_and_adapters(monkeypatch):
     attention.attach(model, device_attention.DeviceAttention())
     current = device_attention.CurrentPass(Averages())
     pools = {layer: torch.zeros(1, 1, 2, 16, device=device) for layer in range(3)}
-    device_attention.hang_pools(model, pools, current)
+    device_attention.attach_pools(model, pools, current)
     join_projections(model)
     slots = DeviceSlots(Gate(device, {"policy": 0, "b": 0}), max_rows=32, num_slots=2, device=device)
     layers = [name for name, _ in model.named_modules() if name.endswith("_proj")]

@@ -32,7 +32,7 @@ def test_the_newest_tokens_are_of_the_version_that_drew_them():
 def test_what_follows_a_stop_without_new_weights_is_never_handed_out():
     gate = opened()
     gate.raise_if_given_up()
-    gate.told[GAVE_UP] = 3
+    gate.device_report[GAVE_UP] = 3
     with pytest.raises(PenstockError, match="stood still for 20 s while new weights were copied"):
         gate.raise_if_given_up()
 

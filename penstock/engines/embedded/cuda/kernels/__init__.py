@@ -1,1 +1,2 @@
-"""Triton kernels of the engine. Importable only where triton is installed: see `penstock.models.compilation`."""
+"""Holds the engine's Triton kernels. Importable only where triton is installed: see
+`penstock.models.compilation`."""

@@ -1,9 +1,9 @@
-"""Splits of long sequences for the decode step.
+"""Splits long sequences over several programs for the decode step.
 
-Lengths of sequences differ by orders of magnitude, and one program a sequence would leave the GPU waiting for the
-longest. So the keys of a sequence are cut into splits of equal size, a program each; programs past the end of their
-sequence end at once. A sequence of one split is finished by its program (`decode_attention.py`); the partial
-softmaxes of longer ones are joined here.
+Lengths of sequences differ by orders of magnitude, and with one program a sequence the GPU would wait for the
+longest. So the keys of a sequence are cut into splits of equal size, a program each; programs past the end of
+their sequence end at once. A sequence of one split is finished by its program (`decode_attention.py`); the
+partial softmaxes of longer ones are joined here.
 """
 
 import triton
@@ -23,7 +23,7 @@ MAX_SPLITS = SPLIT_COUNTS[-1]
 
 
 def choose_splits(rows: int, kv_heads: int, longest: int) -> int:
-    """How many programs share one sequence."""
+    """Return how many programs share one sequence."""
     unsplit = UNSPLIT_KEYS if rows * kv_heads >= FULL else SPLIT_KEYS
     if longest <= unsplit:
         return 1
@@ -32,8 +32,8 @@ def choose_splits(rows: int, kv_heads: int, longest: int) -> int:
 
 
 def keys_of_a_split(longest: int, lines: int) -> int:
-    """How many keys each program takes, in whole steps of `lines`, so that `longest` tokens need no more splits
-    than there may be."""
+    """Return how many keys each program takes, in whole steps of `lines`, so that `longest` tokens need at most
+    `MAX_SPLITS` splits."""
     needed = -(-longest // MAX_SPLITS)
     return max(SPLIT_KEYS, -(-needed // lines) * lines)
 
@@ -44,7 +44,7 @@ def join_kernel(
     GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, DV: tl.constexpr, DV_PAD: tl.constexpr,
     SPLITS: tl.constexpr, SINKS: tl.constexpr,
 ):  # fmt: skip
-    """The splits of one sequence and key head, joined by their maxima."""
+    """Join the splits of one sequence and key head by their maxima."""
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     num_splits = tl.cdiv(tl.load(positions + row).to(tl.int32), split_keys)
     if num_splits > 1:

@@ -1,17 +1,18 @@
-"""Paged attention of the decode step: one query a sequence, over static buffers that a CUDA graph can replay.
+"""Computes attention of the decode step over the paged cache, from static buffers that a CUDA graph can replay.
 
-The pool of a layer is (blocks, block_size, kv_heads, key_dim + value_dim): a token's key and value lie side
-by side. The newest key and value come with the query: they are written to the pool here and never read back.
+A sequence has one query. The pool of a layer is (blocks, block_size, kv_heads, key_dim + value_dim): a
+token's key and value lie side by side. The newest key and value come with the query: they are written to the
+pool here and never read back.
 
-The query heads of one key head share a tile, so no key is read twice. Tensor cores take tiles of 16 rows and 8
-columns, and few models have more than 8 query heads for a key head. So keys are the rows, queries are the columns,
-and results are (value_dim, queries). With 4 query heads or fewer, and enough programs to fill the GPU, one program
-serves several key heads. Their keys lie side by side in the pool, so its lines are (token, head) pairs, and a query
-ignores the lines of other heads.
+The query heads of one key head share a tile, so no key is read twice. Tensor cores take tiles of 16 rows and
+8 columns, and few models have more than 8 query heads for a key head. So keys are the rows, queries are the
+columns, and results are (value_dim, queries). With 4 query heads or fewer, and enough programs to fill the
+GPU, one program serves several key heads. Their keys lie side by side in the pool, so its lines are (token,
+head) pairs, and a query ignores the lines of other heads.
 
-A program is one warp with few registers, so that all programs of a large batch are resident: while one computes,
-the loads of others are under way. The newest token comes first, together with the tokens before it that do not fill
-a step. All later steps are full, and their loads need no masks.
+A program is one warp with few registers, so that all programs of a large batch are resident: while one
+computes, the loads of others are under way. The newest token comes first, together with the tokens before it
+that do not fill a step. All later steps are full, and their loads need no masks.
 
 Long sequences are cut into splits, a program each (`attention_splits.py`).
 """
@@ -28,15 +29,15 @@ LINES = 16
 """Keys that a program takes in one step: of 16 tokens, or of fewer tokens and several heads. A block of 16 tokens
 is a whole number of steps, so one look into the block table finds all of them."""
 QUERIES = 8
-"""The fewest queries of a program: tensor cores take no fewer."""
+"""The fewest queries of a program, since tensor cores take no fewer."""
 ONE_WARP = 16 * 128
-"""Numbers of the result that one warp can hold beside the keys; larger ones take two."""
+"""Numbers of the result that one warp can hold beside the keys; a larger result takes two warps."""
 ENOUGH = 1024
 """Programs that keep the memory of a GPU busy."""
 
 
 @triton.jit
-def _scaled(scores, scaling, softcap, SOFTCAP: tl.constexpr):  # as powers of two
+def _scaled(scores, scaling, softcap, SOFTCAP: tl.constexpr):  # for powers of two
     if SOFTCAP:
         return capped(scores * scaling, softcap) * LOG2_E
     return scores * (scaling * LOG2_E)
@@ -47,8 +48,8 @@ def _absorb(
     q, k, v, counted, top, total, mixed, scaling, softcap,
     ALL: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """A softmax and the values it has mixed, with some lines more: `ALL` of them, or those that are `counted`.
-    `total` is added up over lines only in the end."""
+    """Add some lines to a softmax and the values it has mixed: `ALL` of them, or those that are `counted`.
+    `total` is summed over lines only at the end."""
     scores = _scaled(tl.dot(k, q, input_precision=PRECISION), scaling, softcap, SOFTCAP)
     if not ALL:
         scores = tl.where(counted, scores, 2 * EMPTY)
@@ -68,7 +69,7 @@ def _load(at, mask, ALL: tl.constexpr):
 
 @triton.jit
 def _for_lines(x, LINES: tl.constexpr):
-    """(heads, dim) that is the same for every token, as (lines, dim)."""
+    """Repeat (heads, dim), the same for every token, as (lines, dim)."""
     TOKENS: tl.constexpr = LINES // x.shape[0]
     return tl.reshape(tl.broadcast_to(x[None], [TOKENS, x.shape[0], x.shape[1]]), [LINES, x.shape[1]])
 
@@ -77,7 +78,7 @@ def _for_lines(x, LINES: tl.constexpr):
 def _places(
     pool, blocks, start, token, seen, BLOCK_SIZE: tl.constexpr, TOKENS: tl.constexpr, POOL_TOKEN: tl.constexpr
 ):
-    """Where the keys of tokens from `start` on lie: looked up once if all are in one block."""
+    """Return where the keys of tokens from `start` on lie, with one table lookup if all are in one block."""
     if BLOCK_SIZE % TOKENS == 0:
         block = tl.load(blocks + start // BLOCK_SIZE).to(tl.int64)
         return pool + (block * BLOCK_SIZE + start % BLOCK_SIZE) * POOL_TOKEN + token * POOL_TOKEN
@@ -93,8 +94,8 @@ def _last_step(
     POOL_TOKEN: tl.constexpr, POOL_HEAD: tl.constexpr, BLOCK_SIZE: tl.constexpr, LINES: tl.constexpr,
     PACK: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr,
 ):  # fmt: skip
-    """Keys, values and which lines count, of the newest token and those from `whole` on before it; the newest is
-    written to the pool."""
+    """Return keys, values and which lines count, for the newest token and those from `whole` on before it; the
+    newest is written to the pool."""
     served, line = first_head + tl.arange(0, PACK), tl.arange(0, LINES)
     token, head = line // PACK, line % PACK
     place = whole + token
@@ -202,9 +203,9 @@ def attend_decode(
     *,
     splits: int = 1,
 ) -> torch.Tensor:
-    """(rows, heads, value_dim) of (rows, heads, key_dim): row i is the token at `positions[i]` of the sequence
-    whose blocks `tables[i]` lists. Both may have more rows than the batch. Nothing here depends on their
-    values, so the launches can be captured in a CUDA graph."""
+    """Return (rows, heads, value_dim) for queries (rows, heads, key_dim). Row i is the token at `positions[i]`
+    of the sequence whose blocks `tables[i]` lists; both may have more rows than the batch. Nothing here
+    depends on their values, so the launches can be captured in a CUDA graph."""
     assert query.stride(2) == key.stride(2) == value.stride(2) == 1
     rows, heads, dim = query.shape
     block_size, kv_heads = pool.shape[1], pool.shape[2]
@@ -248,8 +249,8 @@ def attend_decode(
 
 
 def heads_together(rows: int, kv_heads: int, group: int, *, unpacks: bool = False) -> int:
-    """How many key heads a program serves: as many as its tile has room for, while there are programs enough. One
-    that `unpacks` keys of 8 bits has enough to do with one head."""
+    """Return how many key heads a program serves: as many as its tile has room for, while there are enough
+    programs. One that `unpacks` 8-bit keys has enough to do with one head."""
     pack, slot = 1, triton.next_power_of_2(group)
     if unpacks:
         return 1
@@ -263,9 +264,9 @@ def _warps(held: int, query: torch.Tensor, pool: torch.Tensor) -> int:
 
 
 def _stages(programs: int, queries: int, *, unpacks: bool) -> int:
-    """How far a program looks ahead: keys of one step are on their way with 4, of two with 5, of three with 7, and
-    the blocks of a later one are looked up. Many programs wait while others compute, and more of them run at once
-    if each holds the keys of one step only."""
+    """Return the number of pipeline stages of a program's loads. With 4, keys of one step are in flight; with 5,
+    of two; with 7, of three; meanwhile the blocks of a later step are looked up. If there are many programs,
+    some wait while others compute, and more of them run at once if each holds the keys of one step only."""
     if programs < ENOUGH:
         return 7
     return 5 if unpacks or queries > QUERIES else 4

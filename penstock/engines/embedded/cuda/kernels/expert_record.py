@@ -1,4 +1,4 @@
-"""Writes down which experts a router chose, beside the keys and values of its tokens, and hands the choice on."""
+"""Records which experts a router chose, beside the keys and values of its tokens, and passes the choice on."""
 
 import torch
 import triton
@@ -13,8 +13,8 @@ def _record_kernel(
     ids, chosen, record, slots, tables, positions, num_rows, id_stride, table_stride, block_size,
     TOP_K: tl.constexpr, PADDED_K: tl.constexpr, ROWS: tl.constexpr, DECODES: tl.constexpr,
 ):  # fmt: skip
-    """`record` has a row of ids for every slot of the cache. The slot of a token that is decoded is found in the
-    table of its sequence, at the position where it stands."""
+    """Write the ids of each token into the row of `record` that is its cache slot. The slot of a token that is
+    decoded is found in the block table of its sequence, at the token's position."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     real = row < num_rows
     if DECODES:
@@ -33,12 +33,13 @@ def _record_kernel(
 def record_decoded(
     ids: torch.Tensor, record: torch.Tensor, *, tables: torch.Tensor, positions: torch.Tensor, block_size: int
 ) -> torch.Tensor:
-    """A copy of the ids (rows, k) of a decode step, written into `record` (slots, k) where each row stands."""
+    """Write the ids (rows, k) of a decode step into `record` (slots, k), each at its token's slot; returns a
+    copy."""
     return _record(ids, record, ids, tables, positions, block_size=block_size, decodes=True)
 
 
 def record_packed(ids: torch.Tensor, record: torch.Tensor, *, slots: torch.Tensor) -> torch.Tensor:
-    """A copy of the ids (tokens, k) of a pass over prompts, written into the rows `slots` of `record`."""
+    """Write the ids (tokens, k) of a pass over prompts into the rows `slots` of `record`; returns a copy."""
     return _record(ids, record, slots, ids, ids, block_size=1, decodes=False)
 
 

@@ -1,11 +1,11 @@
-"""What adapters add to a matmul, for rows of several adapters at once: `scale · B (A x)` in two kernels.
+"""Adds adapters to a matmul, for rows of several adapters at once: `scale · B (A x)` in two kernels.
 
     shrink   (rows, in) × (parts · rank, in)ᵀ      a long sum, so it is cut into splits that `expand` adds up
     expand   (rows, rank) × (outputs, rank)ᵀ       added to the matmul's outputs in place
 
-Slot 0 is no adapter, and slot s has the matrices of index s - 1. A program looks which slots its rows have, and
-multiplies once for each of them: with one adapter that is what a plain matmul would do. Nothing here depends on the
-values of tensors, so the launches can be captured in a CUDA graph.
+Slot 0 is no adapter, and slot s has the matrices of index s - 1. A program reads which slots its rows have,
+and multiplies once for each of them: with one adapter that is what a plain matmul would do. Nothing here
+depends on the values of tensors, so the launches can be captured in a CUDA graph.
 """
 
 import itertools
@@ -18,14 +18,14 @@ import triton.language as tl
 COLUMNS = 128
 """Outputs that one program of `expand` adds to."""
 FEW_ROWS = 1024
-"""Up to here a batch is one of decoding sequences."""
+"""Up to this many rows a batch is taken to be one of decoding sequences."""
 PROGRAMS, MAX_SPLITS = 256, 8
-"""How many programs keep a GPU busy, and into how many parts a sum is cut at most to have them."""
+"""Programs that keep a GPU busy, and the most parts into which a sum is cut to have them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShrinkPlan:
-    """How the sums of `shrink` are shared out."""
+    """Says how the sums of `shrink` are divided among programs."""
 
     rows: int
     depth: int
@@ -36,7 +36,8 @@ class ShrinkPlan:
 
 
 def plan_shrink(rows: int, width: int) -> ShrinkPlan:
-    """Small tiles for few rows, and splits as long as programs are missing and each has two steps or more."""
+    """Choose small tiles for few rows, and split sums while there are too few programs and each has at least two
+    steps."""
     tile, depth = (16, 128) if rows <= FEW_ROWS else (64, 64)
     depth = min(depth, max(16, triton.next_power_of_2(width)))
     splits = 1
@@ -131,7 +132,7 @@ def _expand_kernel(
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """What the programs of `expand` add to; none of them crosses two parts."""
+    """Lists what the programs of `expand` add to; no tile crosses two parts."""
 
     bounds: torch.Tensor
     """(tiles, 3): first output, end of its part, and the part."""
@@ -140,7 +141,8 @@ class Tiles:
 
 
 def tiles_of(starts: tuple[int, ...], device: torch.device) -> Tiles:
-    """`starts` is the first output of each part, and at last their number."""
+    """Cut the outputs of each part into tiles. `starts` is the first output of each part, then the number of
+    outputs."""
     tiles = [
         (first, stop, part)
         for part, (start, stop) in enumerate(itertools.pairwise(starts))
@@ -160,8 +162,8 @@ def add_adapters(
     scales: torch.Tensor,
     tiles: Tiles,
 ) -> None:
-    """Add to `output` (rows, outputs) what the adapters of the rows make of `states` (rows, in). `slots` says which
-    it is for each row, `scales` what its sum is multiplied with."""
+    """Add the adapters of the rows to `output` (rows, outputs), computed from `states` (rows, in). `slots` has
+    the slot of each row, and `scales` the factor of each slot."""
     assert states.stride(1) == output.stride(1) == a.stride(2) == b.stride(2) == 1
     rows, width = states.shape
     num_slots, sums, _ = a.shape

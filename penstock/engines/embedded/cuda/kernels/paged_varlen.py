@@ -1,10 +1,10 @@
-"""Attention of prompts by torch's own variable-length kernels, where those can read a paged cache.
+"""Computes attention of prompts by torch's own variable-length kernels, where those can read a paged cache.
 
-`torch.nn.attention.varlen` knows block tables in newer versions of torch, and only with a flash attention that can
-page (FA3, FA4), which is installed beside torch and switched on with `activate_flash_attention_impl`; the one
-that comes with torch can't. Where all that is given it takes the place of `prefill_attention`, whose kernels serve
-everybody else. Before it is used it attends to a few random sequences beside ours: on an error or another result
-ours stays.
+`torch.nn.attention.varlen` supports block tables in newer versions of torch, and only with a flash attention
+that can page (FA3, FA4). That is installed beside torch and switched on with `activate_flash_attention_impl`;
+the one that comes with torch can't page. Where all of this is available it replaces `prefill_attention`,
+whose kernels serve all other cases. Before its first use, its result for a few random sequences is compared
+with ours: on an error or a difference ours stays.
 """
 
 import functools
@@ -23,14 +23,14 @@ log = logging.getLogger(__name__)
 
 PAGING = ("FA3", "FA4")
 TOLERANCE = 0.02
-"""Of the norm: both round to 16 bits."""
+"""Relative to the norm, since both round to 16 bits."""
 TRIED = ((5, 5), (1, 300), (40, 77), (130, 200))
-"""Queries and keys of the sequences that are tried: a whole prompt, one token, and parts of prompts."""
+"""Queries and keys of the sequences that are compared: a whole prompt, one token, and parts of prompts."""
 TRIED_WINDOW = 33
 
 
 def serves(query: torch.Tensor, pool: torch.Tensor, options: AttentionOptions) -> bool:
-    """Whether torch can attend to this cache: keys and values of one width, in 16 bits, without extras."""
+    """Return whether torch can attend to this cache: keys and values of one width, in 16 bits, without extras."""
     current = getattr(attention, "current_flash_attention_impl", lambda: None)
     return (
         options.is_plain
@@ -56,7 +56,8 @@ def attend_varlen(
     most_queries: int,
     most_keys: int,
 ) -> torch.Tensor:
-    """As `prefill_attention.attend_packed`: the last queries of each sequence, side by side, over its blocks."""
+    """Attend as `prefill_attention.attend_packed` does: the last queries of each sequence, side by side, over
+    its blocks."""
     dim = query.shape[2]
     # A window counts the query's own key; torch counts the keys to its left.
     left = -1 if options.sliding_window is None else options.sliding_window - 1
@@ -79,7 +80,7 @@ def attend_varlen(
 
 @functools.cache
 def _varlen() -> Any:
-    """`varlen_attn`, if this version of torch gives it block tables."""
+    """Return `varlen_attn` if it takes block tables in this version of torch."""
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
@@ -91,7 +92,7 @@ def _varlen() -> Any:
 def _agrees(
     query_shape: tuple[int, int], block_shape: tuple[int, int, int], windowed: bool, dtype: torch.dtype
 ) -> bool:
-    """Whether torch and ours say the same of random sequences of this shape."""
+    """Return whether torch's kernel and ours agree on random sequences of this shape."""
     (heads, dim), (block_size, kv_heads, _) = query_shape, block_shape
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     draw = torch.Generator().manual_seed(0)
@@ -110,7 +111,7 @@ def _agrees(
             query, pool, tables, keys, tiles.query_starts, options,
             most_queries=max(counts), most_keys=max(lengths),
         ).float()  # fmt: skip
-    except Exception as error:  # whatever a package beside torch may raise: ours serves as well
+    except Exception as error:  # a package beside torch may raise anything: ours serves as well
         log.warning("torch's variable-length attention is not used: %s", error)
         return False
     difference = float((theirs - ours).norm() / ours.norm())

@@ -1,9 +1,9 @@
-"""Attention of prompts over a paged cache: any number of queries a sequence, in one packed batch.
+"""Computes attention of prompts over a paged cache: any number of queries a sequence, in one packed batch.
 
 The cache of a layer is (blocks, block_size, kv_heads, dim), with any strides: keys and values may be two
-views of one pool. `table[row]` lists the blocks of a sequence and `lengths[row]` its keys, those of the pass
-included; they are written before. The query heads of one key head are rows of one tile, so no key is read
-twice.
+views of one pool. `table[row]` lists the blocks of a sequence. `lengths[row]` counts its keys, including
+those of the pass, which are written before. The query heads of one key head are rows of one tile, so no key
+is read twice.
 """
 
 from collections.abc import Sequence
@@ -59,7 +59,7 @@ def _advance(  # one step of the online softmax over a tile of keys
 
 
 @triton.jit
-def _with_sink(sink, maximum, total, mixed):  # a score that takes its share and gives no content
+def _with_sink(sink, maximum, total, mixed):  # a score that takes its share and adds no value
     higher = tl.maximum(maximum, sink)
     shrink = tl.exp(maximum - higher)
     return total * shrink + tl.exp(sink - higher), mixed * shrink[:, None]
@@ -121,7 +121,7 @@ def _packed_kernel(
 
 @dataclass(frozen=True, slots=True)
 class QueryTiles:
-    """How the queries of a packed batch fall into tiles; the same for all layers of a pass."""
+    """Divides the queries of a packed batch into tiles, the same for all layers of a pass."""
 
     query_starts: torch.Tensor
     rows: torch.Tensor
@@ -130,7 +130,7 @@ class QueryTiles:
 
     @classmethod
     def of(cls, counts: Sequence[int], group: int, device: torch.device | str) -> "QueryTiles":
-        """`counts` are the queries of each sequence, `group` the query heads of a key head."""
+        """Make tiles from the number of queries of each sequence; `group` is the query heads of a key head."""
         queries, tiles = tiles_of(counts, group)
         starts = torch.tensor([0, *counts], dtype=torch.int32).cumsum(0, dtype=torch.int32)
         columns = torch.from_numpy(tiles.T.copy()).to(device)
@@ -138,7 +138,7 @@ class QueryTiles:
 
 
 def tiles_of(counts: Sequence[int], group: int) -> tuple[int, npt.NDArray[np.int32]]:
-    """How many queries a tile has, and (tiles, 2): the sequence of each tile and its first query there."""
+    """Return how many queries a tile has, and (tiles, 2): the sequence of each tile and its first query there."""
     queries = max(1, QUERY_ROWS // group)
     tiles = [(row, start) for row, count in enumerate(counts) for start in range(0, count, queries)]
     return queries, np.array(tiles, dtype=np.int32).reshape(-1, 2)
@@ -153,7 +153,8 @@ def attend_packed(
     tiles: QueryTiles,
     options: AttentionOptions,
 ) -> torch.Tensor:
-    """(tokens, heads, value_dim) of (tokens, heads, dim): the last queries of each sequence, side by side."""
+    """Attend from the last queries of each sequence, side by side: (tokens, heads, dim) to (tokens, heads,
+    value_dim)."""
     tokens, heads, dim = query.shape
     kv_heads, value_dim = value_cache.shape[2:]
     group, sinks = heads // kv_heads, options.sinks

@@ -1,4 +1,4 @@
-"""Scores, logits over the temperature, of one row: read, and added up lane by lane."""
+"""Reads the scores of one row, its logits over the temperature, and adds them up lane by lane."""
 
 import triton
 import triton.language as tl
@@ -6,12 +6,12 @@ import triton.language as tl
 NONE = tl.constexpr(-1e30)
 """Below every score: the threshold that cuts nothing."""
 AT_ONCE = tl.constexpr(4)
-"""Tokens of a lane that are looked at together: their highest score is found first, so that the sum is brought to a
-new scale once for all of them."""
+"""Tokens of a lane that are read together: their highest score is found first, so that the sum is rescaled once for
+all of them."""
 
 
 def num_turns(width: int, lanes: int) -> int:
-    """Room for the turns that `sum_by_lane` takes over a row."""
+    """Return the size of a table with room for every turn that `sum_by_lane` takes over a row."""
     return int(max(2, triton.next_power_of_2(triton.cdiv(width, AT_ONCE.value * lanes))))
 
 
@@ -23,7 +23,8 @@ def inverse_heat(temperature, row):
 
 @triton.jit
 def scores_at(logits, places, width, inverse, threshold, TRUNCATES: tl.constexpr):
-    """Scores at any places, far below all others where there is none or it is cut."""
+    """Return the scores of these tokens. A token that is cut or does not exist gets a score far below all
+    others."""
     raw = tl.load(logits + places, mask=places < width, other=-float("inf")).to(tl.float32)
     score = tl.maximum(raw * inverse, 2 * NONE)
     if TRUNCATES:
@@ -35,8 +36,9 @@ def scores_at(logits, places, width, inverse, threshold, TRUNCATES: tl.constexpr
 def sum_by_lane(
     logits, width, inverse, threshold, TRUNCATES: tl.constexpr, SIZE: tl.constexpr, TURNS: tl.constexpr
 ):  # fmt: skip
-    """Of the tokens that each lane comes across: the highest score, the weight relative to it, and how many. With
-    `TURNS` also the highest score that all lanes see in each turn of `AT_ONCE` tokens."""
+    """Return, over the tokens that each lane reads, the highest score, the weight relative to it, and how many
+    are not cut. With `TURNS` also return the highest score that all lanes see in each turn of `AT_ONCE`
+    tokens."""
     lane = tl.arange(0, SIZE)
     tops = tl.full([SIZE], NONE, tl.float32)
     sums = tl.zeros([SIZE], tl.float32)

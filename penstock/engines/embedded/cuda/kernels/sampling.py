@@ -1,11 +1,12 @@
-"""Draw one token from each row of logits and give its logprob, without a sort and without storing probabilities.
+"""Draws one token from each row of logits and gives its logprob, without a sort and without storing
+probabilities.
 
-This is the Gumbel-max trick in two stages: it first draws a group of tokens by the group's total weight, then a
-token within that group. The result has the distribution of the row, and random numbers are needed for the groups
-and for the tokens of one group only. Lane i of the `LANES` lanes of a program reads tokens i, i + LANES, and so on;
-these are its group. So lanes exchange nothing until the row has been read. The random numbers depend on the seed
-and the position of the row alone. A truncated row is mostly drawn from the few candidates that
-`truncated_sampling.py` finds.
+This is the Gumbel-max trick in two stages: it first draws a group of tokens by the group's total weight, then
+a token within that group. The result has the distribution of the row, and random numbers are needed only for
+the groups and for the tokens of one group. Lane i of the `LANES` lanes of a program reads tokens i, i +
+LANES, and so on; these are its group. So lanes exchange nothing until the row has been read. The random
+numbers depend on the seed and the position of the row alone. A truncated row is mostly drawn from the few
+candidates that `truncated_sampling.py` finds.
 """
 
 from dataclasses import dataclass
@@ -33,7 +34,7 @@ from penstock.engines.embedded.cuda.kernels.truncated_sampling import (
 
 LANES = 1024
 CANDIDATES = 2048
-"""Tokens of a row that are copied out at most."""
+"""The most tokens of a row that are copied out."""
 PLACE_STRIDE = tl.constexpr(0x632BE59BD9B4E019)
 WORD = 32
 
@@ -46,7 +47,7 @@ def _gumbel(seed, cell):
 
 @triton.jit
 def _first_of(logits, width, inverse, top, SIZE: tl.constexpr):
-    """The first token with this score."""
+    """Return the first token with this score."""
     first = tl.zeros([SIZE], tl.int32) + width
     for base in range(0, width, SIZE):
         place = base + tl.arange(0, SIZE)
@@ -63,8 +64,9 @@ def _draw_kernel(
     SOURCES: tl.constexpr, TRUNCATES: tl.constexpr, MAPPED: tl.constexpr, RECORDS: tl.constexpr,
     SIZE: tl.constexpr, TURNS: tl.constexpr,
 ):  # fmt: skip
-    """`MAPPED`: a row is a list of candidates with these `ids`, and the threshold is found among them. Rows that
-    keep more than their candidates are drawn by the next launch, which reads whole rows."""
+    """Draw a token of each row. With `MAPPED`, a row is a list of candidates with these `ids`, and the threshold
+    is found among them. Rows that keep more than their candidates are drawn by the next launch, which reads
+    whole rows."""
     row = tl.program_id(0).to(tl.int64)
     width = vocab
     mine = True
@@ -137,7 +139,7 @@ def _draw_kernel(
 
 @dataclass(frozen=True, slots=True)
 class Cuts:
-    """Truncation, a value a row: `top_k` 0, `top_p` 1 and `min_p` 0 leave a row whole."""
+    """Holds the truncation, a value per row: `top_k` 0, `top_p` 1 and `min_p` 0 leave a row whole."""
 
     top_k: torch.Tensor
     top_p: torch.Tensor
@@ -146,9 +148,9 @@ class Cuts:
 
 @dataclass(frozen=True, slots=True)
 class MaskArena:
-    """Where rows that record masks write their kept ids. Column `step` of the (rows, steps) tables holds the size
-    and the place of each mask: size n is n ids, size -n a bitmask with n tokens, and size 0 says that nothing was
-    cut."""
+    """Says where rows that record masks write their kept ids. Column `step` of the (rows, steps) tables holds
+    the size and the offset of each mask: size n is n ids, size -n a bitmask with n tokens, and size 0 says
+    that nothing was cut."""
 
     records: torch.Tensor
     step: torch.Tensor
@@ -159,13 +161,13 @@ class MaskArena:
 
     @staticmethod
     def words_per_row(vocab: int) -> int:
-        """The most that one row takes."""
+        """Return the most words that one row takes."""
         return max(-(-vocab // WORD), min(CANDIDATES, vocab))
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """One token a row. Its kept ids are those whose logit over the temperature reaches the threshold."""
+    """Holds one token per row. Its kept ids are those whose logit over the temperature reaches the threshold."""
 
     tokens: torch.Tensor
     logprobs: torch.Tensor
@@ -183,11 +185,12 @@ def sample(
     cuts: Cuts | None = None,
     arena: MaskArena | None = None,
 ) -> Sampled:
-    """Draw from rows of (rows, vocabulary) logits: a token for each element of `temperature`, drawn from the
-    row of the same number, or from row `sources[i]`.
+    """Draw from rows of (rows, vocabulary) logits: a token for each element of `temperature`, drawn from the row
+    of the same number, or from row `sources[i]`.
 
-    Temperature 0 takes the likeliest token, with its logprob at temperature 1; give it no truncation. Nothing
-    waits for the device, so the launches can be captured in a CUDA graph."""
+    Temperature 0 takes the likeliest token, with its logprob at temperature 1; such a row must not be
+    truncated. Nothing waits for the device, so the launches can be captured in a CUDA graph.
+    """
     rows, vocab = len(temperature), logits.shape[1]
     device = logits.device
     result = Sampled(

@@ -1,4 +1,4 @@
-"""What the softmaxes of all attention kernels share."""
+"""Holds what the softmaxes of all attention kernels share."""
 
 import triton
 import triton.language as tl
@@ -17,7 +17,7 @@ def capped(scores, softcap):
 
 @triton.jit
 def with_sink(sink, top, total, mixed, AXIS: tl.constexpr):
-    """A softmax of powers of two with one score more, which takes its share and gives no content."""
+    """Add an attention sink to a softmax of powers of two: a score that takes its share and adds no value."""
     sink *= LOG2_E
     higher = tl.maximum(top, sink)
     shrink = tl.exp2(top - higher)

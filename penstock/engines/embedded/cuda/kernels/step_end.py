@@ -1,5 +1,5 @@
-"""The end of a decode step, in two small kernels. One writes down the drawn tokens and moves every row on. The
-other is the gate: it makes the GPU wait while new weights are copied."""
+"""Ends a decode step in two small kernels. One records the drawn tokens and advances every row. The other is the
+gate: it makes the GPU wait while new weights are copied."""
 
 from typing import TYPE_CHECKING
 
@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 STOPS = 8
 """Stop tokens of a request that the device looks for; the host finds the others."""
-STOPPED, STOOD_NS, WENT_ON, GAVE_UP, NEWEST = range(5)
+STOPPED, WAITED_NS, RESUMED, GAVE_UP, NEWEST = range(5)
 """Numbers that the device writes for the host: the update it waits for, how long it waited for the last one, the
-last update after which it went on, and one that it gave up on. From `NEWEST` on: for each policy, the version of
+last update after which it continued, and one that it gave up on. From `NEWEST` on: for each policy, the version of
 its newest tokens."""
 
 
@@ -24,8 +24,8 @@ def _advance_kernel(
     versions, output_versions, newest, rows, window, stop_stride, num_policies,
     STOPS: tl.constexpr, SIZE: tl.constexpr, POLICIES: tl.constexpr,
 ):  # fmt: skip
-    """One program for all rows: they are few, and all need the step before it is counted up. Positions are the
-    first row of `positions`."""
+    """Advance all rows in one program: they are few, and all need the step before it is incremented. Positions
+    are the first row of `positions`."""
     column = tl.load(step)
     for start in range(0, rows, SIZE):
         row = start + tl.arange(0, SIZE)
@@ -59,21 +59,22 @@ def advance(
     logprobs: torch.Tensor,
     policies: torch.Tensor,
     versions: torch.Tensor,
-    told: torch.Tensor,
+    device_report: torch.Tensor,
     *,
     buffers: "DecodeBuffers",
     first_stop: int,
 ) -> None:
-    """Write `drawn` into the outputs' next column and make it the next input; with it the version whose weights
-    are live: `versions` has that of each policy, and `policies` the policy of each row. A row that draws one of
-    its stop tokens ends: `lengths` counts what was drawn up to then, and its position stays from then on."""
+    """Write `drawn` into the next column of the outputs and make it the next input. The version of the live
+    weights is written with it: `versions` has that of each policy, and `policies` the policy of each row. A
+    row that draws one of its stop tokens ends: `lengths` counts what was drawn up to then, and its position
+    stays from then on."""
     rows = len(drawn)
     stops = buffers.ints[first_stop:]
     _advance_kernel[(1,)](
         drawn, logprobs, buffers.tokens, buffers.ints, buffers.ended, buffers.lengths, stops,
         policies, buffers.output_tokens, buffers.output_logprobs, buffers.step,
-        versions, buffers.output_versions, told[NEWEST:], rows, buffers.output_tokens.shape[1], stops.stride(0),
-        len(versions), STOPS=len(stops), SIZE=min(1024, triton.next_power_of_2(rows)),
+        versions, buffers.output_versions, device_report[NEWEST:], rows, buffers.output_tokens.shape[1],
+        stops.stride(0), len(versions), STOPS=len(stops), SIZE=min(1024, triton.next_power_of_2(rows)),
         POLICIES=triton.next_power_of_2(len(versions)), num_warps=8,
     )  # fmt: skip
 
@@ -94,31 +95,33 @@ def _fence():  # what was stored before is seen by the host before what is store
 
 @triton.jit
 def _gate_kernel(
-    asked, opened, told, patience_ns,
-    STOPPED: tl.constexpr, STOOD_NS: tl.constexpr, WENT_ON: tl.constexpr, GAVE_UP: tl.constexpr,
+    asked, opened, device_report, patience_ns,
+    STOPPED: tl.constexpr, WAITED_NS: tl.constexpr, RESUMED: tl.constexpr, GAVE_UP: tl.constexpr,
 ):  # fmt: skip
-    """One warp, so that all threads see the same. `asked` and `told` are the host's memory."""
+    """Wait in one warp, so that all threads see the same. `asked` and `device_report` are in host memory."""
     ticket = tl.load(asked, volatile=True)
     seen = tl.load(opened, volatile=True)
     if seen < ticket:
         start = _nanoseconds()
-        tl.store(told + STOPPED, ticket)
+        tl.store(device_report + STOPPED, ticket)
         _fence()
         stood = start - start
         while (seen < ticket) & (stood < patience_ns):
             seen = tl.load(opened, volatile=True)
             stood = _nanoseconds() - start
         if seen < ticket:
-            tl.store(told + GAVE_UP, ticket)
-        tl.store(told + STOOD_NS, stood)
+            tl.store(device_report + GAVE_UP, ticket)
+        tl.store(device_report + WAITED_NS, stood)
         _fence()
-        tl.store(told + WENT_ON, ticket)
+        tl.store(device_report + RESUMED, ticket)
 
 
-def stop_if_asked(asked: torch.Tensor, opened: torch.Tensor, told: torch.Tensor, patience_ns: int) -> None:
-    """Stand still while `asked`, a number of the host's, is above `opened`, and say so in `told`. Not for ever:
-    who has waited in vain says that too, and goes on."""
+def stop_if_asked(
+    asked: torch.Tensor, opened: torch.Tensor, device_report: torch.Tensor, patience_ns: int
+) -> None:
+    """Wait while `asked`, a number in host memory, is above `opened`, and report that in `device_report`. After
+    `patience_ns` the device gives up, reports that too, and continues."""
     _gate_kernel[(1,)](
-        asked, opened, told, patience_ns,
-        STOPPED=STOPPED, STOOD_NS=STOOD_NS, WENT_ON=WENT_ON, GAVE_UP=GAVE_UP, num_warps=1,
+        asked, opened, device_report, patience_ns,
+        STOPPED=STOPPED, WAITED_NS=WAITED_NS, RESUMED=RESUMED, GAVE_UP=GAVE_UP, num_warps=1,
     )  # fmt: skip

@@ -1,15 +1,15 @@
-"""The score threshold of a truncated row of logits, found without a sort, and the mask of the tokens above it.
+"""Finds the score threshold of a truncated row of logits without a sort, and the mask of the tokens above it.
 
-Top-k, top-p of what top-k left, and min-p all keep the tokens above some score, so truncation is a threshold; equal
-scores are kept or cut together. It is found in two steps. `narrow_kernel` reads the row once. It adds up the weight
-of all tokens, and notes the highest score of each lane and of each turn (the tokens that all lanes read together).
-From the highest scores of the lanes alone follows a lower bound of the threshold. The tokens above that bound,
-mostly some dozens, are the *candidates*: they are copied out, and only turns that hold one are read again. Then the
-threshold is bisected among the candidates, and the token is drawn from them.
+Top-k, top-p of what top-k left, and min-p all keep the tokens above some score, so truncation is a threshold;
+equal scores are kept or cut together. It is found in two steps. `narrow_kernel` reads the row once. It adds
+up the weight of all tokens, and notes the highest score of each lane and of each turn (the tokens that all
+lanes read together). The highest scores of the lanes alone give a lower bound of the threshold. The tokens
+above that bound, mostly some dozens, are the *candidates*: they are copied out, and only turns that hold one
+are read again. Then the threshold is bisected among the candidates, and the token is drawn from them.
 
-A flat distribution has too many candidates. There a few more passes bracket the threshold, until the tokens between
-the two bounds are few enough to be candidates. The threshold is bisected among those, and the token is drawn from
-the whole row. Only a large top-k is bisected over the whole row, with a pass for each step.
+A flat distribution has too many candidates. There a few more passes bracket the threshold, until the tokens
+between the two bounds are few enough to be candidates. The threshold is bisected among those, and the token
+is drawn from the whole row. Only a large top-k is bisected over the whole row, with a pass for each step.
 """
 
 import triton
@@ -26,35 +26,35 @@ from penstock.engines.embedded.cuda.kernels.row_scores import (
 STEPS = tl.constexpr(48)
 """Bisection steps at most: enough to tell float32 neighbours apart in any range that scores have."""
 ROUGH_STEPS = tl.constexpr(10)
-"""Of the bisection among the lanes' highest, which only has to come near."""
+"""Steps of the bisection among the lanes' highest scores, which only has to come near."""
 BRACKET_STEPS = tl.constexpr(16)
 """Passes at most until the bounds can't come closer: each leaves a quarter of the range."""
 
-# What `narrow_kernel` counts in a row: the candidates, if they are all that may be kept; BAND minus their number,
-# if all tokens above them are kept too; or UNKNOWN.
+# What `narrow_kernel` stores in `counts`: the number of candidates, if they are all that may be kept; BAND minus
+# that number, if all tokens above them are kept too; or UNKNOWN.
 UNKNOWN = tl.constexpr(-1)
 BAND = tl.constexpr(-2)
-# And the columns of its facts.
+# The columns of `facts`, which `narrow_kernel` writes for each row.
 FACTS = tl.constexpr(4)
 TOP = tl.constexpr(0)
 TOTAL = tl.constexpr(1)
 """Weight of the whole row, relative to its highest score as all weights are."""
 LOW = tl.constexpr(2)
-"""No threshold is lower."""
+"""A lower bound of the threshold."""
 ABOVE = tl.constexpr(3)
 """Weight above a band."""
 
 
 @triton.jit
 def _over(top):
-    """A threshold that nothing reaches."""
+    """Return a threshold that nothing reaches."""
     return top + tl.abs(top) * 1e-6 + 1e-6
 
 
 @triton.jit
 def _above(scores, width, inverse, threshold, top, HELD: tl.constexpr, SIZE: tl.constexpr):
-    """How many scores reach the threshold, and their weight relative to the highest. `HELD`: all scores are given;
-    else the place of their logits is."""
+    """Count the scores that reach the threshold, and add up their weight relative to the highest. With `HELD`,
+    `scores` are the scores themselves; otherwise they point to the logits."""
     if HELD:
         reached = scores >= threshold
         count = tl.where(reached, 1.0, 0.0)
@@ -75,9 +75,11 @@ def _bisect(
     scores, width, inverse, low, count_low, top, needed,
     BY_WEIGHT: tl.constexpr, HELD: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
-    """The highest threshold that still leaves `needed` tokens, or that much weight; `low` leaves enough.
+    """Find the highest threshold that still leaves `needed` tokens, or that much weight; `low` leaves enough.
 
-    Done as soon as a single token lies between the bounds; equal scores take until the bounds meet."""
+    The search ends as soon as a single token lies between the bounds; with equal scores it takes until the
+    bounds meet.
+    """
     high = _over(top)
     count_high = 0.0
     steps = 0
@@ -101,7 +103,7 @@ def _bisect(
 
 @triton.jit
 def _above_three(logits, width, inverse, first, second, third, top, SIZE: tl.constexpr):
-    """As `_above`, of three thresholds in one pass."""
+    """Do what `_above` does for three thresholds in one pass."""
     nothing = tl.zeros([SIZE], tl.float32)
     count_1, count_2, count_3 = nothing, nothing, nothing
     weight_1, weight_2, weight_3 = nothing, nothing, nothing
@@ -122,8 +124,9 @@ def _above_three(logits, width, inverse, first, second, third, top, SIZE: tl.con
 def _bracket(
     logits, width, inverse, low, high, count_high, weight_high, top, needed, most, SIZE: tl.constexpr
 ):  # fmt: skip
-    """Bounds of the highest threshold that leaves `needed` weight, with at most `most` tokens between them; how
-    many there are, and the weight above. `low` leaves enough, or is the answer."""
+    """Bound the highest threshold that leaves `needed` weight, with at most `most` tokens between the bounds.
+    Returns the bounds, how many tokens lie between them, and the weight above. `low` leaves enough, or is the
+    answer."""
     count_low, _ = _above(logits, width, inverse, low, top, False, SIZE)
     steps = 0
     going = count_low - count_high > most
@@ -151,7 +154,8 @@ def _bracket(
 
 @triton.jit
 def _enough(tops, top, threshold, needed, by_number):
-    """Whether the lanes' highest scores alone are so many, or of so much weight, above the threshold."""
+    """Return whether the lanes' highest scores above the threshold are enough, by number or weight, and how many
+    they are."""
     reached = tops >= threshold
     number = tl.sum(tl.where(reached, 1.0, 0.0), 0)
     weight = tl.sum(tl.where(reached, tl.exp(tops - top), 0.0), 0)
@@ -160,8 +164,8 @@ def _enough(tops, top, threshold, needed, by_number):
 
 @triton.jit
 def _rough_threshold(tops, top, needed, by_number, SIZE: tl.constexpr):
-    """A threshold that leaves enough; where the lanes' highest can't tell, one that leaves tokens in at most three
-    quarters of the lanes, which are about 1.4 tokens a lane."""
+    """Return a threshold that leaves enough. Where the lanes' highest scores can't tell, it leaves tokens in at
+    most three quarters of the lanes, which means about 1.4 tokens a lane."""
     full = SIZE * 0.75
     bottom = tl.min(tl.where(tops > NONE, tops, top), 0)
     low, high = bottom, top
@@ -181,8 +185,8 @@ def _copy_out(
     logits, by_turn, width, inverse, low, high, top, scores, ids,
     SIZE: tl.constexpr, TURNS: tl.constexpr, CANDIDATES: tl.constexpr,
 ):  # fmt: skip
-    """Write down the tokens from `low` to below `high`, ascending, as far as there is room. How many there are, and
-    their weight."""
+    """Copy the tokens from `low` to below `high`, ascending, as far as there is room. Returns how many there
+    are, and their weight."""
     number = tl.zeros([], tl.int32)
     weight = tl.zeros([SIZE], tl.float32)
     for turn in range(tl.cdiv(width, AT_ONCE * SIZE)):
@@ -232,7 +236,7 @@ def narrow_kernel(
     low = tl.maximum(low, bound)
     above = tl.zeros([], tl.float32)
     number = tl.zeros([], tl.int32)
-    cuts = (needed > 0.0) | (least > 0.0)  # else the row is drawn as if nobody around it were cut
+    cuts = (needed > 0.0) | (least > 0.0)  # else the row is drawn as if no row around it were cut
     if cuts:
         number, weight = _copy_out(
             logits, by_turn, width, inverse, low, above_all, top, scores, ids, SIZE, TURNS, CANDIDATES
@@ -275,7 +279,7 @@ def narrow_kernel(
 def threshold_of_candidates(
     held, number, is_band, vocab, row, top_k, top_p, min_p, facts, SIZE: tl.constexpr
 ):
-    """The score under which everything is cut, by the candidates of a row, which `held` holds."""
+    """Return the score under which everything is cut, from the candidates of a row, which are in `held`."""
     facts += row * FACTS
     top, total = tl.load(facts + TOP), tl.load(facts + TOTAL)
     low, above = tl.load(facts + LOW), tl.load(facts + ABOVE)
@@ -297,7 +301,7 @@ def threshold_of_candidates(
 
 @triton.jit
 def threshold_of_row(logits, width, inverse, row, top_k, top_p, min_p, facts, SIZE: tl.constexpr):
-    """The score under which everything is cut, where it is not known otherwise: after a large top-k."""
+    """Return the score under which everything is cut, from the whole row. Only a large top-k needs this."""
     lowest = tl.full([SIZE], -NONE, tl.float32)
     for base in range(0, width, SIZE):
         score = scores_at(logits, base + tl.arange(0, SIZE), width, inverse, NONE, True)
@@ -321,7 +325,7 @@ def write_mask(
     logits, ids, width, inverse, threshold, num_kept, vocab, row, step, steps, arena, cursor, sizes, places,
     MAPPED: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
-    """The kept ids of a row into the arena, ascending, or a bit for each token where that is shorter."""
+    """Write the kept ids of a row into the arena, ascending, or a bit for each token where that is shorter."""
     words = tl.cdiv(vocab, 32)
     as_ids = num_kept <= words
     if MAPPED:

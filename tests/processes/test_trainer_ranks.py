@@ -8,7 +8,7 @@ import pytest
 
 from penstock.errors import RemoteError, UserError, WorkerDied
 from penstock.planner.virtual_time import run_in_virtual_time
-from penstock.processes.rank_places import RankPlaces
+from penstock.processes.trainer_ranks import TrainerRanks
 from penstock.trainer.trainer_start import TrainerStart
 
 START = TrainerStart(
@@ -48,7 +48,7 @@ class Place:
         self.ended = 0
         self.last_death: WorkerDied | None = None
 
-    def begin_with(self, start: Callable[[Any], Awaitable[object]]) -> None:
+    def set_start(self, start: Callable[[Any], Awaitable[object]]) -> None:
         self._start = start
 
     async def start(self) -> None:
@@ -70,10 +70,10 @@ class Place:
         return f"{self.name}.log"
 
 
-def places() -> tuple[RankPlaces, list[Place]]:
+def places() -> tuple[TrainerRanks, list[Place]]:
     members = [Place("trainer"), Place("trainer1")]
 
-    return RankPlaces(members, START, meet="file:///run/ranks"), members  # type: ignore[arg-type]
+    return TrainerRanks(members, START, meet="file:///run/ranks"), members  # type: ignore[arg-type]
 
 
 def test_each_rank_is_told_which_it_is_and_all_meet_in_one_place() -> None:

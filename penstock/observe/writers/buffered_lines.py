@@ -1,4 +1,4 @@
-"""Lines of a file that a run adds to while it goes on: a full disk delays them, and loses none."""
+"""Appends lines to a file while a run writes it, so that a full disk delays them and loses none."""
 
 import errno
 import os
@@ -10,8 +10,8 @@ from penstock.safe_files import FULL_DISK
 MAX_WAITING_BYTES = 64 << 20
 
 
-class PatientLines:
-    """Appends to a file. What the disk does not take waits in memory, and goes first when there is room."""
+class BufferedLines:
+    """Appends to a file. Bytes that a full disk refuses wait in memory and are written first once there is room."""
 
     def __init__(self, path: Path, *, write: Callable[[int, bytearray], int] = os.write) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -23,11 +23,12 @@ class PatientLines:
         return not self._waiting
 
     def add(self, line: bytes) -> None:
-        """`flush` brings it to the file."""
+        """Queue a line; `flush` writes it."""
         self._waiting += line
 
     def flush(self) -> None:
-        """As far as the disk takes it. Any other error is the caller's, as is a wait without end."""
+        """Write as much as the disk takes. Raises any other error, and that of a full disk once more than
+        `MAX_WAITING_BYTES` wait."""
         try:
             while self._waiting:
                 del self._waiting[: self._write(self._file, self._waiting)]

@@ -1,4 +1,4 @@
-"""Puts the journal between episodes and engines: turns and calls under way outlive the controller."""
+"""Puts the journal between episodes and engines, so that turns and calls under way survive the controller."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,16 +8,16 @@ from penstock.loop.resume import Resume
 from penstock.records import ONE_VERSION, CallAnswer, Interrupt, WorkProgressed
 from penstock.records.interfaces import Engine
 from penstock.rollout.episode_rollout import TokenSource
-from penstock.rollout.kept_calls import KeepCall, keep_nothing
-from penstock.rollout.kept_turns import KeptTurns
+from penstock.rollout.replayed_calls import KeepCall, keep_nothing
+from penstock.rollout.replayed_turns import ReplayedTurns
 
 RECORD_EVERY = 256
-"""Tokens between two pieces of recorded data that are kept while an answer is under way: each piece is a file."""
+"""Tokens between two pieces of recorded data that are kept while an answer is in progress: each piece is a file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeptWork:
-    """What episodes are given: engines, and where their calls are told."""
+class WorkReplay:
+    """Holds what episodes use: engines, and where the answers of their calls are recorded."""
 
     engine: TokenSource
     keep_call: KeepCall = keep_nothing
@@ -31,11 +31,11 @@ def keep_work(
     interrupt: Interrupt,
     records_routing: bool,
     say: Callable[[str], None],
-) -> KeptWork:
-    """Engines as they are, where a run has no journal."""
+) -> WorkReplay:
+    """Record turns and calls in the journal. Where a run has none, return the engines as they are."""
     if log is None:
-        return KeptWork(engine=engine)
-    turns = KeptTurns(
+        return WorkReplay(engine=engine)
+    turns = ReplayedTurns(
         engine,
         log,
         known=resume.partial if resume is not None else None,
@@ -48,4 +48,4 @@ def keep_work(
     async def keep_call(answer: CallAnswer) -> None:
         await log.append(WorkProgressed(calls=(answer,)))
 
-    return KeptWork(engine=turns, keep_call=keep_call)
+    return WorkReplay(engine=turns, keep_call=keep_call)

@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.processes.launchers import last_words
-from penstock.processes.launchers.last_words import (
+from penstock.processes.launchers import death_report
+from penstock.processes.launchers.death_report import (
     MAX_LINE,
     NUM_LAST_LINES,
     OUT_OF_MEMORY,
@@ -31,7 +31,7 @@ from penstock.processes.launchers.last_words import (
 def test_how_a_worker_ended_is_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, how: str, out_of_memory: bool
 ) -> None:
-    monkeypatch.setattr(last_words, "count_oom_kills", lambda: 8)
+    monkeypatch.setattr(death_report, "count_oom_kills", lambda: 8)
     log = tmp_path / "scorer0.log"
     log.write_text("".join(f"line {number}\n" for number in range(50)))
     death = death_of("scorer0", 12, code, log, oom_kills=7)
@@ -43,7 +43,7 @@ def test_how_a_worker_ended_is_a_sentence(
 def test_a_kill_while_nothing_was_killed_for_memory_is_a_kill(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(last_words, "count_oom_kills", lambda: 7)
+    monkeypatch.setattr(death_report, "count_oom_kills", lambda: 7)
     death = death_of("engine0", 12, -signal.SIGKILL, tmp_path / "none", oom_kills=7)
     assert str(death).startswith("worker engine0 (pid 12) was killed by SIGKILL; its log")
     assert not death.out_of_memory

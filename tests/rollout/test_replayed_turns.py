@@ -9,7 +9,7 @@ import numpy as np
 
 from penstock.engines.scripted import ScriptedEngine
 from penstock.records import Chunk, GenerateRequest, PartialGroup, TurnPart, WorkProgressed
-from penstock.rollout.kept_turns import KeptTurns
+from penstock.rollout.replayed_turns import ReplayedTurns
 from tests.engines.contract import ask, collect, joined
 
 
@@ -42,7 +42,7 @@ def broken_off(request: GenerateRequest, after: int = 2) -> Notes:
     notes = Notes()
 
     async def main() -> None:
-        async with aclosing(KeptTurns(counting(), notes).generate(request)) as chunks:  # type: ignore[type-var]
+        async with aclosing(ReplayedTurns(counting(), notes).generate(request)) as chunks:  # type: ignore[type-var]
             for _ in range(after):
                 await anext(chunks)
 
@@ -52,9 +52,9 @@ def broken_off(request: GenerateRequest, after: int = 2) -> Notes:
 
 def gone_on(
     notes: Notes, request: GenerateRequest, **options: object
-) -> tuple[list[Chunk], ScriptedEngine, KeptTurns]:
+) -> tuple[list[Chunk], ScriptedEngine, ReplayedTurns]:
     engine = counting(version=3)
-    turns = KeptTurns(engine, notes, known=notes.known(), **options)  # type: ignore[arg-type]
+    turns = ReplayedTurns(engine, notes, known=notes.known(), **options)  # type: ignore[arg-type]
     return asyncio.run(collect(turns.generate(request))), engine, turns
 
 
@@ -94,7 +94,9 @@ class BeginsAnew(ScriptedEngine):
 def test_of_an_answer_that_began_anew_the_last_try_is_kept() -> None:
     """What is kept is where the answer begins: nothing comes before it that it could take back."""
     notes = Notes()
-    asyncio.run(collect(KeptTurns(BeginsAnew(lambda request: (), max_context=64), notes).generate(asked())))
+    asyncio.run(
+        collect(ReplayedTurns(BeginsAnew(lambda request: (), max_context=64), notes).generate(asked()))
+    )
     assert [(part.start, part.end, part.chunk.restarts) for part in notes.parts] == [
         (0, 1, False),
         (0, 1, False),

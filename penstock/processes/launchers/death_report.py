@@ -1,7 +1,8 @@
-"""How a worker process ended, in words: its exit code or signal, and whether memory was the cause.
+"""Describes how a worker process ended: its exit code or signal, and whether memory was the cause.
 
-A worker that runs out of memory and notices ends with an exit code of its own. One that the system kills for it
-gets a SIGKILL like any other; Linux counts those, so a count that has grown since the worker started tells.
+A worker that notices that it runs out of memory ends with an exit code of its own. One that the system kills
+for it gets an ordinary SIGKILL. Linux counts those kills, so a count that has grown since the worker started
+tells the two apart.
 """
 
 import signal
@@ -11,14 +12,14 @@ from pathlib import Path
 from penstock.errors import WorkerDied
 
 OUT_OF_MEMORY = 12
-"""The exit code, as the system's own number for it."""
+"""The exit code of a worker that ran out of memory: the value of ENOMEM."""
 NUM_LAST_LINES, MAX_LINE = 40, 4096
 VMSTAT = Path("/proc/vmstat")
 HINTS = {signal.SIGXCPU: ": it used more CPU time than its call may (reward.cpu_s, rollout.cpu_s)"}
 
 
 def count_oom_kills(vmstat: Path = VMSTAT) -> int:
-    """How many processes the system has killed for want of memory; 0 where it does not say."""
+    """Return how many processes the system has killed for lack of memory; 0 where it does not say."""
     try:
         for line in vmstat.read_text().splitlines():
             name, _, number = line.partition(" ")
@@ -30,7 +31,8 @@ def count_oom_kills(vmstat: Path = VMSTAT) -> int:
 
 
 def death_of(name: str, pid: int, code: int, log: Path, oom_kills: int, begin: int = 0) -> WorkerDied:
-    """`oom_kills` is what `count_oom_kills` said when it was started, and `begin` how long its log was."""
+    """Describe a worker's end. `oom_kills` is `count_oom_kills()` at its start, and `begin` the length of its
+    log then."""
     was_killed = code == -signal.SIGKILL and count_oom_kills() > oom_kills
     if code == OUT_OF_MEMORY:
         how = "ran out of memory"
@@ -46,7 +48,7 @@ def death_of(name: str, pid: int, code: int, log: Path, oom_kills: int, begin: i
 
 
 class LastLines:
-    """The end of an output that comes in pieces, which may begin and end anywhere."""
+    """Keeps the last lines of an output that comes in arbitrary pieces."""
 
     def __init__(self) -> None:
         self._lines: deque[bytes] = deque(maxlen=NUM_LAST_LINES)
@@ -65,7 +67,7 @@ class LastLines:
 
 
 def tail(log: Path, begin: int = 0) -> str:
-    """The last lines of a log, of those after its first `begin` bytes: before them others have written."""
+    """Return the last lines that a log has after its first `begin` bytes, which earlier processes wrote."""
     if not log.is_file():
         return ""
     with log.open(errors="replace") as lines:

@@ -1,12 +1,11 @@
-"""Turns that outlive the process: what engines sample is told to a log piece by piece, and a turn that was asked
-for before a restart is answered from there.
+"""Logs turns while engines sample them, so that they survive a restart of the process.
 
-    request ─► what is known of it, as it was sampled ─► an engine goes on after it ─► chunks
-                                                                     └► pieces, to the log
+    request ─► tokens known from the log ─► an engine continues after them ─► chunks
+                                                        └► parts, to the log
 
-A workflow that runs again so gets its finished turns at once, and the one under way from where it was. What it asks
-must be what it asked before: the same turn of the same episode, with the same tokens before it. Otherwise the
-workflow has taken another way; that is counted, and the turn is generated afresh.
+So a workflow that runs again gets its finished turns at once, and the turn under way continues where it was.
+A request must match what was logged: the same turn of the same episode, with the same prompt. Otherwise the
+workflow has diverged; that is counted, and the turn is generated afresh.
 """
 
 import hashlib
@@ -31,13 +30,13 @@ from penstock.rollout.episode_spec import place_of
 
 
 class WorkLog(Protocol):
-    """Where unfinished work is told. Nobody waits for it."""
+    """Takes records of unfinished work. Callers do not wait until they are written."""
 
     def append(self, record: WorkProgressed) -> object: ...
 
 
-class KeptTurns:
-    """`TokenSource` around engines. Requests of evaluations pass through."""
+class ReplayedTurns:
+    """Wraps engines as a `TokenSource` that logs and replays turns. Requests of evaluations pass through."""
 
     def __init__(
         self,
@@ -50,8 +49,9 @@ class KeptTurns:
         record_every: int = 0,
         say: Callable[[str], None] = lambda line: None,
     ) -> None:
-        """`known` is what groups had done before a restart, by number. `resumes`: an answer may go on under another
-        version. `record_every`: so many tokens lie between two pieces whose recorded data is kept."""
+        """Set up the replay. `known` is what groups had done before a restart, by number. `resumes`: an answer
+        may continue under another version. `record_every`: how many tokens lie between two points at which
+        recorded data is stored."""
         self._engine = engine
         self._log = log
         self._known = {number: dict(group.turns) for number, group in (known or {}).items()}
@@ -86,7 +86,7 @@ class KeptTurns:
                 yield chunk
 
     def _known_chunks(self, turn: "_KeptTurn", place: tuple[int, int, int]) -> Sequence[Chunk]:
-        """What can be answered from the log; each is asked for once."""
+        """Return the chunks that the log has of a turn. They are removed, since each turn is asked for once."""
         group, episode, number = place
         parts = self._known.get(group, {}).pop((episode, number), [])
         if not parts:
@@ -95,7 +95,7 @@ class KeptTurns:
             if not self.counts["diverged_turns"]:
                 self._say(
                     f"turn {number} of episode g{group}.{episode} has another prompt than before the restart: the "
-                    "workflow took another way, and the turn is generated afresh"
+                    "workflow diverged, and the turn is generated afresh"
                 )
             self.counts["diverged_turns"] += 1
             return ()
@@ -108,7 +108,7 @@ class KeptTurns:
 
 
 class _KeptTurn:
-    """One turn on its way to the log."""
+    """Logs one turn."""
 
     def __init__(
         self,
@@ -125,10 +125,10 @@ class _KeptTurn:
         self._policy = request.policy
         self._num_kept = 0
         self._waiting: list[Chunk] = []
-        """Chunks whose recorded data has not come yet: nobody could go on after them."""
+        """Chunks whose recorded data has not arrived yet: no engine could continue after them."""
 
     def begin(self) -> GenerateRequest:
-        """What is left to ask an engine for, after the chunks that were known."""
+        """Return the request for what is left after the known chunks."""
         self._num_kept = sum(len(chunk.token_ids) for chunk in self.answer.chunks)
         return self.answer.rest(self.answer.chunks)
 
@@ -138,7 +138,7 @@ class _KeptTurn:
             self._num_kept = 0
         self.answer.add(chunk)
         self._waiting.append(chunk)
-        if chunk.finish_reason == "cancelled" or not self.answer.may_end(chunk):
+        if chunk.finish_reason == "cancelled" or not self.answer.can_resume_after(chunk):
             return
         group, episode, turn = self._place
         kept = joined_chunk(self._waiting)
@@ -159,7 +159,7 @@ class _KeptTurn:
 
 
 def key_of(request: GenerateRequest) -> bytes:
-    """Equal for requests that ask for the same."""
+    """Return a digest that is equal for requests that ask for the same."""
     digest = hashlib.blake2b(digest_size=16)
     digest.update(request.token_ids[: request.num_prompt].tobytes())
     digest.update(msgspec.msgpack.encode((request.policy, request.sampling)))

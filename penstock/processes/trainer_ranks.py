@@ -1,7 +1,7 @@
-"""The places of a trainer's ranks, started and ended as one; there may be a single one.
+"""Starts and ends the processes of a trainer's ranks as one, also where there is a single rank.
 
-A rank that dies takes its group down, since the others wait for it in the middle of a collective. All of them go on
-from the last checkpoint.
+A rank that dies takes its group down, since the others wait for it in the middle of a collective. All of them
+restart from the last checkpoint.
 """
 
 import asyncio
@@ -17,15 +17,17 @@ from penstock.processes.replaceable import ReplaceableWorker
 from penstock.processes.supervision import Gathering
 from penstock.trainer.trainer_start import START_TRAINER, TrainerStart
 
-LAST_WORDS_S = 5.0
-"""How long a death may take to be noticed after another rank has failed because of it."""
+ANSWER_GRACE_S = 5.0
+"""How long the death of a rank may take to be noticed after another rank has failed because of it."""
 
 
-class RankPlaces:
-    """Stands for all of them where one `ReplaceableWorker` is expected. Name and channel are the first rank's."""
+class TrainerRanks:
+    """`TrainerRanks` stands for all ranks where one `ReplaceableWorker` is expected. Name and channel are the
+    first rank's."""
 
     def __init__(self, members: Sequence[ReplaceableWorker], start: TrainerStart, *, meet: str) -> None:
-        """`meet` is where ranks find each other, up to a suffix that each new group of processes gets."""
+        """`meet` is the address where ranks find each other. Each new group of processes appends a suffix of its
+        own."""
         self.members = members
         self._start = start
         self._meet = meet
@@ -44,16 +46,16 @@ class RankPlaces:
 
     @property
     def last_death(self) -> WorkerDied | None:
-        """Of a rank that ran out of memory, if one did; else of any."""
+        """Return the death of a rank that ran out of memory if there is one, else any rank's."""
         deaths = [member.last_death for member in self.members if member.last_death is not None]
         return max(deaths, key=lambda death: death.out_of_memory, default=None)
 
-    def begin_with(self, start: TrainerStart) -> None:
-        """What the next processes are told first, but for their ranks."""
+    def set_start(self, start: TrainerStart) -> None:
+        """Set the start message of the next processes, apart from their ranks."""
         self._start = start
 
     async def start(self) -> None:
-        """All at once: each waits for the others, and none for one that has died."""
+        """Start all ranks at once. Each waits for the others, but not for one that has died."""
         rendezvous = f"{self._meet}-{secrets.token_hex(4)}" if len(self.members) > 1 else ""
         others = Gathering(len(self.members))
 
@@ -62,7 +64,7 @@ class RankPlaces:
             await others.wait(member)
 
         for rank, member in enumerate(self.members):
-            member.begin_with(self._starting(rank, rendezvous))
+            member.set_start(self._starting(rank, rendezvous))
         await _all_or_none([start(member) for member in self.members])
 
     async def restart(self) -> None:
@@ -91,13 +93,15 @@ class RankPlaces:
 
 
 async def _all_or_none(calls: Sequence[Coroutine[Any, Any, None]]) -> None:
-    """When one fails, the others are cancelled: they would wait for it. A death says more than the error of a rank
-    that could not reach the one that died."""
+    """Await all calls. When one fails, cancel the others, which would wait for it.
+
+    A death explains more than the error of a rank that could not reach the dead one, so it is raised first.
+    """
     tasks = [asyncio.ensure_future(call) for call in calls]
     try:
         done, waiting = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
         if waiting and not any(isinstance(task.exception(), UserError | WorkerDied) for task in done):
-            await asyncio.wait(waiting, timeout=LAST_WORDS_S, return_when=asyncio.FIRST_EXCEPTION)
+            await asyncio.wait(waiting, timeout=ANSWER_GRACE_S, return_when=asyncio.FIRST_EXCEPTION)
     finally:
         for task in tasks:
             task.cancel()

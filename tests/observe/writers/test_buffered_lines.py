@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from penstock.observe.writers.buffered_lines import BufferedLines
 from penstock.observe.writers.metrics_jsonl import JsonlWriter
-from penstock.observe.writers.patient_lines import PatientLines
 
 
 class SmallDisk:
@@ -26,7 +26,7 @@ class SmallDisk:
 
 def test_lines_wait_for_room_and_go_on_where_they_were_cut(tmp_path: Path) -> None:
     disk, path = SmallDisk(7), tmp_path / "lines"
-    lines = PatientLines(path, write=disk.write)
+    lines = BufferedLines(path, write=disk.write)
     for line in (b"one\n", b"two\n", b"three\n"):
         lines.add(line)
         lines.flush()
@@ -41,7 +41,7 @@ def test_lines_wait_for_room_and_go_on_where_they_were_cut(tmp_path: Path) -> No
 
 
 def test_what_never_found_room_is_told_at_the_end(tmp_path: Path) -> None:
-    lines = PatientLines(tmp_path / "lines", write=SmallDisk(0).write)
+    lines = BufferedLines(tmp_path / "lines", write=SmallDisk(0).write)
     lines.add(b"one\n")
     with pytest.raises(OSError, match="the last 4 bytes found no room on the disk"):
         lines.close()
@@ -53,12 +53,12 @@ def test_other_errors_and_a_wait_without_end_are_the_callers(
     def broken(file: int, data: bytearray) -> int:
         raise OSError(errno.EIO, "Input/output error")
 
-    lines = PatientLines(tmp_path / "lines", write=broken)
+    lines = BufferedLines(tmp_path / "lines", write=broken)
     lines.add(b"one\n")
     with pytest.raises(OSError, match="Input/output error"):
         lines.flush()
-    monkeypatch.setattr("penstock.observe.writers.patient_lines.MAX_WAITING_BYTES", 3)
-    full = PatientLines(tmp_path / "full", write=SmallDisk(0).write)
+    monkeypatch.setattr("penstock.observe.writers.buffered_lines.MAX_WAITING_BYTES", 3)
+    full = BufferedLines(tmp_path / "full", write=SmallDisk(0).write)
     full.add(b"one\n")
     with pytest.raises(OSError, match="No space left"):
         full.flush()
@@ -67,8 +67,8 @@ def test_other_errors_and_a_wait_without_end_are_the_callers(
 def test_metrics_survive_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = SmallDisk(30)
     monkeypatch.setattr(
-        "penstock.observe.writers.metrics_jsonl.PatientLines",
-        lambda path: PatientLines(path, write=disk.write),
+        "penstock.observe.writers.metrics_jsonl.BufferedLines",
+        lambda path: BufferedLines(path, write=disk.write),
     )
     writer = JsonlWriter(tmp_path / "metrics.jsonl")
     for step in (1, 2, 3):

@@ -1,4 +1,4 @@
-"""The HTTP server of a rollout worker, through which agents reach their episodes."""
+"""Runs the HTTP server of a rollout worker, through which agents reach their episodes."""
 
 import asyncio
 import socket
@@ -29,15 +29,15 @@ CLOSING_S = 1.0
 
 
 class RewardBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """`POST /episodes/{key}/reward`."""
+    """Holds the body of `POST /episodes/{key}/reward`."""
 
     reward: float
     parts: dict[str, float] = {}
 
 
-class FrontDoor:
-    """`engine` is asked for turns. `names` are further names of models and the policies that answer for them.
-    `streams`: an answer that is being made does not begin again, as a rule, so that it can be sent as it comes."""
+class AgentServer:
+    """Serves agents with turns from `engine`. `names` maps further model names to the policies that answer for
+    them. With `streams`, answers are sent as they are sampled: the run's answers do not normally restart."""
 
     def __init__(
         self,
@@ -59,8 +59,8 @@ class FrontDoor:
         )
         known = {DEFAULT_POLICY: DEFAULT_POLICY, model: DEFAULT_POLICY, **(names or {})}
         answers = EpisodeAnswers(self.keys, known, streams=streams)
-        # The first part of a path is there to make the address another one for every episode; the key says whose a
-        # request is.
+        # The first part of a path only makes the address unique for every episode; the key tells which episode a
+        # request belongs to.
         routes = [
             *OpenAiRoutes(self._model, answers, prefix="/{episode}").routes(),
             web.get("/{episode}/episodes/{key}", self.episode),
@@ -71,7 +71,7 @@ class FrontDoor:
             "ask by OPENAI_BASE_URL as the episode was given it; with rollout.agents.host=0.0.0.0 any IP address "
             "of the machine will do, its name, and host.docker.internal"
         )
-        # A client that leaves must be noticed: who asks again is told what was made for it.
+        # The server must notice when a client leaves: if it asks again, it gets the answer that was made for it.
         self._server = HttpServer(
             make_app(routes, guard=guard_for(host, advice=advice), bodies=bodies), closing_s=CLOSING_S
         )
@@ -89,7 +89,7 @@ class FrontDoor:
         await self._server.close()
 
     async def episode(self, request: web.Request) -> web.Response:
-        """The task, as a command finds it in its standard input."""
+        """Answer with the task, in the JSON that a command gets on its standard input."""
         session = self.keys.session(request.match_info["key"])
         return web.Response(body=task_json(session.rollout.task), content_type="application/json")
 
@@ -103,7 +103,7 @@ class FrontDoor:
         return answer({"reward": body.reward})
 
     def close_after(self, ending: Coroutine[Any, Any, None]) -> None:
-        """Stay open until `ending` is over."""
+        """Close the server once `ending` is over."""
 
         async def close() -> None:
             try:
@@ -114,9 +114,9 @@ class FrontDoor:
         self._closing = asyncio.create_task(close())
 
     def admit(self, rollout: Rollout) -> Endpoint:
-        """A key and an address for the episode of this rollout, which learns where it can be reached. Frameworks
-        keep async clients by address, and episodes have event loops of their own: with one address for all, an
-        episode would get a client that belongs to the loop of another."""
+        """Create a key and an address for the episode of this rollout, and set them as its endpoint. Frameworks
+        cache async clients by address, and each episode has its own event loop. With one address for all, an
+        episode would get a client that belongs to another loop."""
         session = EpisodeSession(rollout.twin(self._engine), max_context=self._max_context)
         self._num_admitted += 1
         base_url = f"{self._address}/{rollout.spec.name}-{self._num_admitted}/v1"
@@ -125,5 +125,5 @@ class FrontDoor:
         return endpoint
 
     def dismiss(self, endpoint: Endpoint) -> int:
-        """The episode is over, and its key with it. Returns how many of its answers nobody has read."""
+        """Expire the key of an episode that is over. Return how many of its answers no client has read."""
         return self.keys.expire(endpoint.api_key)

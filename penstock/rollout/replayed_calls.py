@@ -1,5 +1,5 @@
-"""Calls that a workflow makes through its rollout: what they gave is kept, and a workflow that runs again after a
-restart gets it without the call."""
+"""Keeps the results of calls that a workflow makes through its rollout, and replays them when the workflow runs
+again after a restart."""
 
 import hashlib
 import inspect
@@ -15,11 +15,11 @@ KeepCall = Callable[[CallAnswer], Awaitable[None]]
 
 
 async def keep_nothing(answer: CallAnswer) -> None:
-    """For a run that does not survive a crash."""
+    """Discard the result, for a run that does not survive a crash."""
 
 
-class KeptCalls:
-    """The calls of one episode, counted in the order in which they are made."""
+class ReplayedCalls:
+    """Makes and replays the calls of one episode, numbered in the order of the calls."""
 
     def __init__(self, spec: EpisodeSpec, keep: KeepCall) -> None:
         self._spec = spec
@@ -54,7 +54,7 @@ class KeptCalls:
 
 
 def key_of(function: Callable[..., Any], arguments: tuple[Any, ...], named: Mapping[str, Any]) -> bytes:
-    """Equal for the same call. Arguments that are no JSON do not count."""
+    """Return a digest that is equal for equal calls. Of arguments that are not JSON only the type counts."""
     digest = hashlib.blake2b(_name(function).encode(), digest_size=16)
     for value in (*arguments, *(named[name] for name in sorted(named))):
         try:

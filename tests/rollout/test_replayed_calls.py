@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from penstock.records import CallAnswer
-from penstock.rollout.kept_calls import KeptCalls
+from penstock.rollout.replayed_calls import ReplayedCalls
 from tests.rollout.contract import spec_of
 
 
@@ -33,7 +33,7 @@ def make(
         kept.append(answer)
 
     async def main() -> list[Any]:
-        made = KeptCalls(msgspec.structs.replace(spec_of(), calls=tuple(known)), keep)
+        made = ReplayedCalls(msgspec.structs.replace(spec_of(), calls=tuple(known)), keep)
         return [await made.call(function, arguments, {}) for function, *arguments in calls]  # type: ignore[arg-type]
 
     return asyncio.run(main()), kept
