@@ -3,7 +3,7 @@
 import asyncio
 import time
 import zlib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -121,14 +121,15 @@ class Findings:
     def __init__(self, engine_seconds: Callable[[], tuple[float, float]]) -> None:
         """`engine_seconds` returns for how long a mean engine was busy so far, and for how long it stood still."""
         self.drops: Counter[str] = Counter()
-        self._limits_s: Counter[str] = Counter()
+        self._limits_s: defaultdict[str, float] = defaultdict(float)
         self._engine_seconds = engine_seconds
         self._before = engine_seconds()
 
     @property
     def limits(self) -> dict[str, float]:
         """Return for each stage in which share of the time the next step waited for it, the largest first."""
-        return {stage: took_s / self._limits_s.total() for stage, took_s in self._limits_s.most_common()}
+        largest = sorted(self._limits_s.items(), key=lambda limit: -limit[1])
+        return {stage: took_s / sum(self._limits_s.values()) for stage, took_s in largest}
 
     def on(self, event: AnyEvent) -> None:
         match event:
