@@ -13,7 +13,7 @@ from rich.text import Text
 
 from penstock.durability.run_facts import read_facts
 from penstock.errors import UserError
-from penstock.observe.events import SampleEvent, TurnText, as_fields
+from penstock.observe.events import CONTEXT, SampleEvent, TurnText, as_fields
 from penstock.observe.plain_text import plain_block, plain_line, without_middle
 from penstock.observe.reading.run_reading import RunReading
 from penstock.observe.store.segments import FOLDER
@@ -142,7 +142,9 @@ def facts(sample: SampleEvent) -> list[str]:
 def _print(console: Console, sample: SampleEvent, *, full: bool) -> None:
     for line in _lines([plain_line(fact, 70) for fact in facts(sample)], console.width):
         console.print(Text(line, style="cyan"), soft_wrap=True)
-    _print_text(console, "prompt", sample.prompt, None if full else SHOWN_PROMPT)
+    _print_text(
+        console, f"prompt{' ' if sample.turns else ''}", sample.prompt, None if full else SHOWN_PROMPT
+    )
     if sample.failure is not None:
         _print_text(console, "error", sample.message, None if full else SHOWN_ANSWER)
     if sample.turns:
@@ -162,7 +164,7 @@ def _print_turns(console: Console, turns: Sequence[TurnText], *, full: bool) -> 
     left = len(texts) - SHOWN_TURN_TEXTS
     for number, one in enumerate(texts):
         if left <= 0 or number < SHOWN_TURN_TEXTS - 1 or number == len(texts) - 1:
-            _print_text(console, one.role, one.text, SHOWN_TURN)
+            _print_text(console, f"{one.role:{len(CONTEXT)}}", one.text, SHOWN_TURN)
         elif number == SHOWN_TURN_TEXTS - 1:
             console.print(Text(f"  … {left} more (--full)", style="dim"))
 

@@ -14,7 +14,7 @@ from penstock.run.step_answers import PROCESS
 
 KEPT_TEXT, KEPT_TRACED_TEXT = 4000, 400_000
 """Characters of a prompt or an answer that a sample keeps; more for the few whose tokens are reported."""
-KEPT_TURNS, KEPT_TRACED_TURNS = 4000, 100_000
+KEPT_TURNS, KEPT_TRACED_TURNS = 2000, 100_000
 """Tokens that it keeps of all turns together, where there are several."""
 CHARACTERS_A_TOKEN = 4
 MAX_TURNS = 64

@@ -103,7 +103,7 @@ def test_every_turn_is_shown_with_its_role(browser: int) -> None:
             titles = await page.run(
                 "[...document.querySelectorAll('.text h3')].map((one) => one.innerText).join()"
             )
-            assert "turn 1: context,turn 1: model,turn 2: context,turn 2: model" in titles
+            assert "Turn 1: context,Turn 1: model,Turn 2: context,Turn 2: model" in titles
             assert "<|tool|>84<|end|><|model|>" in await words(page)
 
     look(browser, scene)

@@ -116,16 +116,13 @@ def test_texts_are_escaped_and_bounded(tmp_path: Path) -> None:
 def test_every_turn_is_printed_with_its_role(tmp_path: Path) -> None:
     keep(tmp_path, sample(0, 1.0, turns=TURNS, num_turns=2))
     lines = [line.rstrip() for line in shown(tmp_path, Choice(latest=1)).splitlines()]
-    assert (
-        lines[-6:]
-        == [
-            "  prompt  12 × 7",
-            "  model  <call>mul(12, 7)</call><|end|>",
-            "  context  <|tool|>84<|end|><|model|>",
-            "  model  84<|end|>",
-            "",
-        ][-6:]
-    )
+    assert lines[-5:] == [
+        "  prompt   12 × 7",
+        "  model    <call>mul(12, 7)</call><|end|>",
+        "  context  <|tool|>84<|end|><|model|>",
+        "  model    84<|end|>",
+        "",
+    ]
     full = [line.rstrip() for line in shown(tmp_path, Choice(latest=1), full=True).splitlines()]
     assert full[full.index("  turn 1: context") :] == [
         "  turn 1: context",
