@@ -42,7 +42,7 @@ def test_a_summary_is_made_of_events_alone(tmp_path: Path) -> None:
     assert (summary.heldout_reward_start, summary.heldout_reward_end) == (0.25, 0.75)
     assert summary.train_reward_end == 0.5
     assert summary.trainer_time == {"worked": 0.25, "waited": 0.25, "other": 0.5}
-    assert summary.engine_time == {"worked": 0.5, "waited": 0.0, "other": 0.5}
+    assert summary.engine_time == {"worked": 0.5, "waited": 0.25, "other": 0.25}
     assert (summary.tokens, summary.tokens_per_s) == (1000, 250.0)
     assert (summary.staleness_mean, summary.staleness_max) == (1.5, 2.0)
     assert (summary.sync_stall_s, summary.sync_stall_max_s) == (0.5, 0.75)
