@@ -10,24 +10,25 @@ const CURVES = [["reward", "Reward of each step"], ["staleness_mean", "Staleness
 export async function now(root, { run }) {
   const [found, known, said] = await Promise.all([get(`run/${run}/now`), get(`run/${run}/metrics`), get(`run/${run}/lines`)]);
   const charts = new ChartSet(run);
-  const top = el("div");
+  const [top, groups] = [el("div"), el("div")];
   const shown = CURVES.filter(([name]) => known.names.includes(name));
   const [reward, ...others] = shown.map(([name, title]) => charts.add(name, title));
-  fill(root, el("h1", null, "Now"), top, el("div.charts", null, reward, charts.addEvaluations("Held-out reward", found), others), log(said.lines));
-  show(top, found);
+  fill(root, el("h1", null, "Now"), top, el("div.charts", null, reward, charts.addEvaluations("Held-out reward", found)), groups, el("div.charts", null, others), log(said.lines));
+  show(found);
   return {
     live: (message) => {
-      show(top, message.now);
+      show(message.now);
       charts.live(message);
     },
     close: () => charts.close(),
   };
-}
 
-function show(top, found) {
-  const status = found.status;
-  const goesOn = found.ended === "";
-  fill(top, sentence(found), figures(found), goesOn && flow(status, found.trained_groups), goesOn && processes(status), last(status));
+  function show(found) {
+    const status = found.status;
+    const isRunning = found.ended === "";
+    fill(top, sentence(found), figures(found));
+    fill(groups, isRunning && flow(status, found.trained_groups), isRunning && processes(status), last(status));
+  }
 }
 
 function sentence({ status, ended, is_running }) {
