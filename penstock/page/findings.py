@@ -89,7 +89,7 @@ def _facts(run: RunReading) -> list[tuple[str, str]]:
     facts = [
         ("steps", f"{status.step:,}"),
         ("samples trained", f"{status.samples:,}"),
-        ("tokens generated while training", f"{cost.tokens_training:,.0f}"),
+        ("tokens while training", f"{cost.tokens_training:,.0f}"),
         (f"reward, last {RECENT_STEPS} steps", "–" if status.reward is None else f"{status.reward:.3f}"),
         ("groups dropped", f"{sum(status.drops.values()):,}"),
         ("staleness, max", f"{status.staleness_max:.0f}"),

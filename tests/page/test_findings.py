@@ -74,7 +74,7 @@ def test_findings_say_how_far_the_run_came_and_what_to_look_at(tmp_path: Path) -
     found = show_findings(read(tmp_path))
     assert found["lead"].startswith("2 of 9 steps in ") and "stopped while training" in found["lead"]
     assert ("steps", "2") in found["facts"] and ("reward, last 8 steps", "0.500") in found["facts"]
-    assert ("tokens generated while training", "1,000") in found["facts"]
+    assert ("tokens while training", "1,000") in found["facts"]
     assert found["warnings"][0]["what"] == "the run did not end by itself"
     assert found["answers"][0] == ("Best", [{"row": 0, "why": "reward 0.5"}])
     assert found["widest"] is None
