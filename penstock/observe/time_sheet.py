@@ -108,7 +108,8 @@ class TimeSheet:
             case UpdateEvent() if self._since is not None:
                 self._stall_s += event.stall_s
             case Counters() if event.process == CONTROLLER:
-                self._on_controller(event)
+                if event.values:  # an event without values is a heartbeat
+                    self._on_controller(event)
             case Counters() if "busy_s" in event.values:
                 engine = self._engines.setdefault(event.process, EngineTime())
                 engine.read(event.time, event.values, self._causes, self._since)

@@ -71,6 +71,19 @@ def test_an_engines_time_by_part() -> None:
     }
 
 
+def test_a_heartbeat_says_nothing_of_admission() -> None:
+    events = [
+        counters("controller", 10.0, blocked_bound_s=1.0),
+        phase("training", 10.0),
+        engine(10.0, 5.0),
+        counters("controller", 12.0, blocked_bound_s=2.0),
+        engine(14.0, 5.0, running=0.0),
+        phase("evaluating", 14.0),
+    ]
+    heartbeats = [counters("controller", 11.0), counters("controller", 13.0)]
+    assert sheet(*sorted([*events, *heartbeats], key=lambda event: event.time)) == sheet(*events)
+
+
 def test_a_process_that_was_started_again_counts_from_zero() -> None:
     found = sheet(
         phase("training", 10.0), engine(10.0, 5.0), engine(12.0, 0.5), engine(13.0, 1.0), phase("done", 14.0)

@@ -6,7 +6,7 @@ import { count, duration, number, percent } from "../format.js";
 
 export async function time(root, { run }) {
   const body = el("div");
-  fill(root, el("h1", null, "Where time went"), el("p.note", null, "Of the time in which the run trained. Work is what a process is there for: forward, backward and optimizer of the trainer, forward passes of an engine. Sync is giving or taking weights. The rest of a step is packing, metrics and records. Waits are named by their cause."), body);
+  fill(root, el("h1", null, "Where time went"), el("p.note", null, "Of the time in which the run trained. Work is what a process is there for: forward, backward and optimizer of the trainer, forward passes of an engine. Sync is giving or taking weights. The rest of a step is packing, metrics and records. Waits are hatched, and named by their cause."), body);
   await show();
 
   async function show() {
@@ -25,11 +25,11 @@ export async function time(root, { run }) {
   };
 }
 
-const KINDS = { work: "work", sync: "sync", "rest of the step": "other" };
+const KINDS = { work: "work", sync: "sync", "rest of the step": "other", "between steps": "between", "between passes": "between" };
 /** Smallest share of time that is shown. */
 const LEAST = 0.005;
 
-/** Gives work, sync and the rest of a step their own colours, and waits hatches in order of appearance. */
+/** Gives waits hatches in order of appearance, and everything else its own colour. */
 function painted(parts) {
   let waits = 0;
   return new Map(parts.map(([part]) => [part, KINDS[part] ?? `wait-${waits++ % 5}`]));
