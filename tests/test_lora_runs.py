@@ -89,6 +89,7 @@ def test_an_adapter_from_training_to_a_merged_model(
     assert all(torch.allclose(start[name], end[name], atol=1e-6) for name in start)
 
 
+@pytest.mark.full
 def test_dora_is_trained_and_served(project: Path) -> None:  # noqa: F811
     train(*ADAPTER, "model.lora.dora=true", "run.steps=3", "staleness.max_staleness=0")
     rows = steps_of(project / "runs" / "run")
@@ -126,6 +127,7 @@ class Dropping(SharedMemoryReceiver):
             super()._copy(name, live, published)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("drops", [False, True])
 def test_an_adapter_that_does_not_reach_an_engine_ends_the_run(
     tiny_model: Path, tmp_path: Path, drops: bool

@@ -96,6 +96,20 @@ def test_what_a_model_wrote_is_text_everywhere(browser: int) -> None:
     look(browser, scene, [FakeRun()])
 
 
+def test_every_turn_is_shown_with_its_role(browser: int) -> None:
+    async def scene(page: Page) -> None:
+        for place in ("samples?row=2&sort=old", "group/5"):
+            await go(page, place)
+            await page.until("document.querySelectorAll('.read pre').length === 2")
+            titles = await page.run(
+                "[...document.querySelectorAll('.text h3')].map((one) => one.innerText).join()"
+            )
+            assert "Turn 1: context,Turn 1: model,Turn 2: context,Turn 2: model" in titles
+            assert "<|tool|>84<|end|><|model|>" in await words(page)
+
+    look(browser, scene)
+
+
 def test_markup_can_not_be_made_even_by_mistake(browser: int) -> None:
     async def main() -> tuple[str, list[str]]:
         async with shown(browser) as page:
