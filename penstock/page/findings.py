@@ -97,7 +97,7 @@ def _facts(run: RunReading) -> list[tuple[str, str]]:
     if cost.num_gpus:
         facts += [
             ("GPU-hours", f"{cost.gpu_hours:.2f}"),
-            ("tokens per GPU-hour", f"{cost.tokens_per_gpu_hour or 0:,.0f}"),
+            ("all tokens per GPU-hour", f"{cost.tokens_per_gpu_hour or 0:,.0f}"),
         ]
     if cost.price is not None:
         facts.append(("cost", f"{cost.price:,.2f}"))
