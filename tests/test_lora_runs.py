@@ -103,7 +103,7 @@ def test_dora_is_trained_and_served(project: Path) -> None:  # noqa: F811
         ("model.lora.rank=0", "greater than or equal to 1"),
         ("model.lora.targets=[qq_proj]", "has no such layer"),
         ("model.lora.targets=[embed_tokens]", "must not name 'embed_tokens'"),
-        ("model.adapter=nowhere", "nowhere is no adapter"),
+        ("model.adapter=nowhere", "nowhere is not an adapter"),
     ],
 )
 def test_what_can_not_be_trained_is_one_sentence_at_the_start(

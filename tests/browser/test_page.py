@@ -52,6 +52,7 @@ def look(
     return asyncio.run(main())
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, True)])
 def test_every_view_opens_and_nothing_runs_over_the_edge(browser: int, width: int, dark: bool) -> None:
     async def scene(page: Page) -> None:
