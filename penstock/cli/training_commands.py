@@ -1,6 +1,7 @@
 """Defines the commands that start runs, plan them, and change them while they train."""
 
 import contextlib
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -194,6 +195,7 @@ def _is_of_another_run(word: str) -> bool:
 
 
 def print_summary(summary: "Summary") -> None:
+    """Print the table of a run that ended, and a line on what to type next."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -202,7 +204,12 @@ def print_summary(summary: "Summary") -> None:
     table = Table(title=title, title_justify="left", show_header=False, min_width=60)
     for name, value in summary.rows():
         table.add_row(name, Text(value))
-    Console().print(table)
+    folder = Path(summary.folder)
+    run = shlex.quote(folder.name if folder.parent == Path("runs") else summary.folder)
+    console = Console()
+    console.print(table)
+    after = Text(f"next: penstock samples {run} · penstock view {run} · model in {folder / 'model'}")
+    console.print(after, soft_wrap=True)
 
 
 def lines_of(outcome: "Outcome") -> list[str]:

@@ -1,4 +1,4 @@
-"""Draws the live view of a run: does it learn, is it fast, who is idle and why.
+"""Draws the live view of a run: does it learn, is it fast, who waits and why.
 
     penstock · demo · training             step 77/200   18 s, about 29 s to go
     reward     0.920  ▃▃▃▄▅▆▆▇▇▇██   0.260 at first   held-out 0.264 → 0.861

@@ -3,6 +3,7 @@
 import io
 import sys
 import time
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from rich.console import Console
@@ -26,7 +27,8 @@ class View(Protocol):
     def close(self) -> None: ...
 
 
-def make_view(config: ObserveConfig) -> View:
+def make_view(config: ObserveConfig, clock: Callable[[], float] = time.time) -> View:
+    """Make the view that the config names. `clock` gives the time that plain lines are stamped with."""
     kind, has_kernel = config.view, in_notebook()
     if kind == "auto":
         kind = "live" if has_kernel or sys.stdout.isatty() else "plain"
@@ -38,7 +40,7 @@ def make_view(config: ObserveConfig) -> View:
         from penstock.observe.views import TerminalView
 
         return TerminalView()
-    return PlainView(config.every_s) if kind == "plain" else SilentView()
+    return PlainView(config.every_s, clock) if kind == "plain" else SilentView()
 
 
 def in_notebook() -> bool:
@@ -67,8 +69,9 @@ class SilentView:
 class PlainView:
     """Prints log lines: one for each phase, and one every few seconds of training."""
 
-    def __init__(self, every_s: float) -> None:
+    def __init__(self, every_s: float, clock: Callable[[], float] = time.time) -> None:
         self._every_s = every_s
+        self._clock = clock
         self._next = 0.0
         self._phase = ""
 
@@ -82,7 +85,7 @@ class PlainView:
         self.log(progress_line(status))
 
     def log(self, line: str) -> None:
-        shown = f"{time.strftime('%H:%M:%S')} {plain_line(line)}"
+        shown = f"{time.strftime('%H:%M:%S', time.localtime(self._clock()))} {plain_line(line)}"
         print(encodable(shown, sys.stdout.encoding), flush=True)
 
     def close(self) -> None:
