@@ -8,7 +8,7 @@
     flow       64 generating > 10 scoring > 38 ready > step 78   at most 80 groups
     trainer    ██████······  51%  waiting for groups: 5 of 8 ready
     engine0    ████████····  64%  24 running, 0 waiting
-    last       reward 1, versions 74–76: 12 × 7 = 84
+    last       reward 1, versions 74–76: 12 × 7 = → 84
 
 There is also a line for the experts of a mixture model, and one for the metrics of a user's own loss. A fact
 that does not fit into its line is left out whole; only the end of a line may be cut.
@@ -35,6 +35,8 @@ BARS = "▁▂▃▄▅▆▇█"
 LABEL_WIDTH = 11
 MAX_PROCESSES = 9
 GAP = "   "
+PROMPT_END = 24
+"""Characters that are shown of the newest sample's prompt: the last ones, where the question is."""
 ECHO = 2
 """Columns kept free where the cursor rests: a terminal echoes `^C` there, and the line must not wrap."""
 
@@ -187,7 +189,10 @@ def _sample(sample: SampleStatus) -> Text:
     versions = "" if newest is None else f", version {newest}"
     if newest != oldest:
         versions = f", versions {oldest}–{newest}"
-    return Text.assemble(f"reward {sample.reward:.3g}{versions}: ", (plain_line(sample.text), "dim"))
+    asked = plain_line(sample.prompt[-PROMPT_END:].strip())
+    return Text.assemble(
+        f"reward {sample.reward:.3g}{versions}: ", asked, " → ", (plain_line(sample.text), "dim")
+    )
 
 
 def _row(label: str, facts: Iterable[Text | str], width: int) -> Text:
