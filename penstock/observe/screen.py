@@ -14,7 +14,8 @@ There is also a line for the experts of a mixture model, and one for the metrics
 that does not fit into its line is left out whole; only the end of a line may be cut.
 """
 
-from collections.abc import Iterable, Sequence
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -42,13 +43,17 @@ ECHO = 2
 
 
 class Screen:
-    """Draws a status with rich, laid out for the width at hand."""
+    """Draws a status with rich, laid out for the width at hand. With a clock, its time runs on when it is drawn
+    again."""
 
-    def __init__(self, status: RunStatus) -> None:
+    def __init__(self, status: RunStatus, clock: Callable[[], float] = lambda: 0.0) -> None:
         self._status = status
+        self._clock = clock
+        self._made = clock()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield from lines(self._status, options.max_width)
+        elapsed_s = self._status.elapsed_s + self._clock() - self._made
+        yield from lines(dataclasses.replace(self._status, elapsed_s=elapsed_s), options.max_width)
 
 
 def lines(status: RunStatus, width: int) -> list[Text]:

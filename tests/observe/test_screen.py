@@ -7,7 +7,7 @@ from rich.console import Console
 
 from penstock.observe.screen import Screen, lines, sparkline
 from penstock.observe.status import AgeStatus, ExpertStatus, ProcessStatus, RunStatus, SampleStatus
-from tests.observe.examples import STATUS
+from tests.observe.examples import STATUS, HandClock
 
 
 def drawn(status: RunStatus, width: int) -> list[str]:
@@ -29,6 +29,14 @@ def test_80_columns_hold_every_line_whole() -> None:
         "engine0    ████████████ 100%  24 running, 0 waiting",
         "last       reward 1, versions 1–2: What is 12 × 7 = → 84",
     ]
+
+
+def test_the_time_runs_on_between_two_updates() -> None:
+    clock, out = HandClock(100.0), io.StringIO()
+    screen = Screen(STATUS, clock.time)
+    clock.now = 107.0
+    Console(file=out, width=80, force_terminal=False).print(screen)
+    assert "step 3/10   19 s, about 1 min 15 s to go" in out.getvalue()
 
 
 def test_experts_have_a_line_where_they_are_recorded() -> None:
