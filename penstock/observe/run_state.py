@@ -220,6 +220,7 @@ class RunState:
             return None
         return SampleStatus(
             reward=sample.reward,
+            prompt=sample.prompt,
             text=sample.answer,
             oldest_version=sample.oldest_version,
             newest_version=sample.newest_version,

@@ -72,6 +72,7 @@ class SampleStatus:
     """Describes the newest answer that was scored."""
 
     reward: float
+    prompt: str
     text: str
     oldest_version: int | None
     newest_version: int | None

@@ -149,7 +149,7 @@ def drawn(status: RunStatus) -> dict[str, str]:
 
 
 class TerminalView:
-    """Redraws a rich live display below the lasting log lines."""
+    """Redraws a rich live display below the lasting log lines: with each update, and every second between them."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console()
@@ -157,9 +157,9 @@ class TerminalView:
 
     def update(self, status: RunStatus) -> None:
         if self._live is None:
-            self._live = Live(console=self._console, auto_refresh=False, transient=True)
+            self._live = Live(console=self._console, refresh_per_second=1, transient=True)
             self._live.start()
-        self._live.update(Screen(status), refresh=True)
+        self._live.update(Screen(status, time.monotonic), refresh=True)
 
     def log(self, line: str) -> None:
         (self._live.console if self._live is not None else self._console).print(Text(plain_line(line)))

@@ -182,7 +182,9 @@ def test_the_status_has_flow_answers_and_the_newest_sample() -> None:
         state.on(event)
     status = state.status()
     assert status.flow == FlowStatus(generating=5, scoring=1, ready=3, limit=16)
-    assert status.last_sample == SampleStatus(reward=1.0, text="84", oldest_version=4, newest_version=5)
+    assert status.last_sample == SampleStatus(
+        reward=1.0, prompt=SAMPLE.prompt, text="84", oldest_version=4, newest_version=5
+    )
     assert (status.first_reward, status.staleness_bound, status.answers) == (0.125, 4, None)
     state.on(msgspec.structs.replace(first, metrics={**first.metrics, **answers}))
     assert state.status().answers == AnswerStatus(tokens_mean=4.0, tokens_max=9.0, truncated=0.5)

@@ -235,7 +235,9 @@ class FakeState:
             flow=FlowStatus(generating=64, scoring=10, ready=38, limit=80),
             bottleneck=BottleneckStatus(who="engines", why="trainer waits for groups 49% of the time"),
             answers=AnswerStatus(tokens_mean=14, tokens_max=32, truncated=0.02),
-            last_sample=SampleStatus(reward=1.0, text=HOSTILE, oldest_version=74, newest_version=76),
+            last_sample=SampleStatus(
+                reward=1.0, prompt=HOSTILE, text=HOSTILE, oldest_version=74, newest_version=76
+            ),
         )
 
 
