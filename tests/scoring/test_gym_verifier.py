@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from penstock.records import Task
 from penstock.scoring import gym_verifier
 from penstock.scoring.gym_verifier import pack, unpack, verify
-from penstock.tasks.config import TasksConfig
-from penstock.tasks.sources import load_tasks
+from tests.tasks.sources.gym_tasks import NEEDS_GYM, tasks_of
+
+pytestmark = NEEDS_GYM
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(max_size=5),
@@ -31,13 +32,6 @@ values = st.recursive(
 def test_packed_data_survives_json_with_its_types(value: Any) -> None:
     again = unpack(msgspec.json.decode(msgspec.json.encode(pack(value))))
     assert repr(again) == repr(value)
-
-
-pytest.importorskip("reasoning_gym")
-
-
-def tasks_of(name: str, **arguments: Any) -> list[Task]:
-    return load_tasks(TasksConfig(source=f"reasoning_gym:{name}", arguments={"size": 3, **arguments}))
 
 
 def travelled(task: Task) -> Task:

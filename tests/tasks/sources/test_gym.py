@@ -6,16 +6,12 @@ from typing import Any
 import pytest
 
 from penstock.errors import MissingExtraError, TaskError
-from penstock.records import Task
 from penstock.scoring.gym_verifier import COLUMN, unpack, verify
 from penstock.tasks.config import TasksConfig
 from penstock.tasks.sources import load_tasks
+from tests.tasks.sources.gym_tasks import NEEDS_GYM, tasks_of
 
-pytest.importorskip("reasoning_gym")
-
-
-def tasks_of(name: str, **arguments: Any) -> list[Task]:
-    return load_tasks(TasksConfig(source=f"reasoning_gym:{name}", arguments={"size": 3, **arguments}))
+pytestmark = NEEDS_GYM
 
 
 def test_a_task_asks_the_question_and_carries_the_answer() -> None:
