@@ -73,8 +73,7 @@ def run_any_schedule(reference: nn.Module, data: st.DataObject, *, most_moves: i
             await play_move(driver, data)
         await driver.drain()
         check_against_plain_forwards(driver, reference)
-        engine.forget_cache()
-        assert engine._scheduler.cache.pool.num_free == engine._runner.num_blocks
+        driver.check_nothing_is_held()
 
     asyncio.run(main())
 

@@ -345,9 +345,7 @@ async def play_with_interrupts(
             assert not any(driver.mixed(name))
     if weights is not None:
         check_unmixed(driver, weights)
-    engine._stepper.drain()
-    engine.forget_cache()
-    assert engine._scheduler.cache.pool.num_free == engine._runner.num_blocks
+    driver.check_nothing_is_held()
 
 
 @settings(max_examples=5, deadline=None)

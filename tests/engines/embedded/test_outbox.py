@@ -11,6 +11,7 @@ from penstock.errors import BlobLost
 from penstock.records import BlobRef, Chunk, FinishReason, MaskRef, Message
 from penstock.records.sampling_masks import Packed, fetch_mask
 from tests.engines.embedded.test_sampler import row
+from tests.records.builders import make_chunk
 
 KEPT = Packed([2, 0, 1, 3], np.array([1, 2, 5, 4, 5, 6], dtype=np.int32))
 """Of four tokens."""
@@ -187,12 +188,8 @@ def test_a_stream_gives_its_chunks_before_its_error() -> None:
 
 
 def piece(tokens: list[int], reason: FinishReason | None = None) -> Chunk:
-    return Chunk(
-        token_ids=np.array(tokens, dtype=np.int32),
-        logprobs=np.array(tokens, dtype=np.float32) / -10,
-        versions=np.array([token % 3 for token in tokens], dtype=np.int32),
-        finish_reason=reason,
-    )
+    logprobs, versions = [token / -10 for token in tokens], [token % 3 for token in tokens]
+    return make_chunk(tokens, logprobs=logprobs, versions=versions, finish_reason=reason)
 
 
 def read_all(stream: Stream, count: int) -> list[Chunk]:

@@ -56,8 +56,23 @@ def with_routes_of_parent(driver: Driver, request: GenerateRequest) -> GenerateR
     return msgspec.structs.replace(request, record_routing=True, routing_start=start, routing=known)
 
 
-class RecordingDriver(Driver):
-    """Asks for routes, and remembers those of every pass that a token was drawn from."""
+class RoutesDriver(Driver):
+    """Asks for routes; a fork asks for what its parent has not sent."""
+
+    async def start(self, request: GenerateRequest) -> None:
+        await super().start(with_routes_of_parent(self, request))
+
+    def routes(self, name: str) -> np.ndarray:
+        """Of all tokens of a finished request, those that its parent has sent among them."""
+        return np.concatenate([fetch_routes(self.engine.blobs, ref) for ref in refs_of(self, name)])
+
+    def tokens(self, name: str) -> list[int]:
+        output = [int(token) for chunk in since_restart(self.chunks[name]) for token in chunk.token_ids]
+        return [*self.requests[name].token_ids.tolist(), *output]
+
+
+class RecordingDriver(RoutesDriver):
+    """Remembers the routes of every pass that a token was drawn from."""
 
     def __init__(self, engine: EmbeddedEngine) -> None:
         super().__init__(engine)
@@ -79,19 +94,10 @@ class RecordingDriver(Driver):
 
         engine._runner.forward = remembering  # type: ignore[method-assign]
 
-    async def start(self, request: GenerateRequest) -> None:
-        """A fork asks for what its parent has not sent."""
-        await super().start(with_routes_of_parent(self, request))
-
     def routes(self, name: str) -> np.ndarray:
-        """Of all tokens of a finished request, those that its parent has sent among them."""
         (ref,) = [chunk.routing for chunk in since_restart(self.chunks[name]) if chunk.routing is not None]
         assert (ref.start, ref.shape) == (self.requests[name].routing_start, self.engine.routing)
-        return np.concatenate([fetch_routes(self.engine.blobs, ref) for ref in refs_of(self, name)])
-
-    def tokens(self, name: str) -> list[int]:
-        output = [int(token) for chunk in since_restart(self.chunks[name]) for token in chunk.token_ids]
-        return [*self.requests[name].token_ids.tolist(), *output]
+        return super().routes(name)
 
 
 def plain_routes(model: nn.Module, tokens: list[int], replayed: np.ndarray | None = None) -> np.ndarray:

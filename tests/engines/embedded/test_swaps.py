@@ -130,16 +130,19 @@ class Shadow:
         return result
 
 
+def drawn_settings(data: st.DataObject, *, least_batch: int = 1) -> dict[str, int]:
+    """Small caches, small batches and cut prompts."""
+    return {
+        "kv_tokens": data.draw(st.sampled_from([64, 400]), label="cache"),
+        "max_batch": data.draw(st.integers(least_batch, 6), label="batch"),
+        "prefill_chunk": data.draw(st.sampled_from([5, 64]), label="chunk"),
+        "keep_finished": data.draw(st.integers(0, 4), label="kept"),
+    }
+
+
 def any_engine(weights: SeededWeights, data: st.DataObject, **options: Any) -> EmbeddedEngine:
-    return make_engine(
-        copy.deepcopy(weights.model(0)),
-        receiver=weights,
-        kv_tokens=data.draw(st.sampled_from([64, 400]), label="cache"),
-        max_batch=data.draw(st.integers(1, 6), label="batch"),
-        prefill_chunk=data.draw(st.sampled_from([5, 64]), label="chunk"),
-        keep_finished=data.draw(st.integers(0, 4), label="kept"),
-        **options,
-    )
+    model = copy.deepcopy(weights.model(0))
+    return make_engine(model, receiver=weights, **drawn_settings(data), **options)
 
 
 async def play_with_swaps(engine: EmbeddedEngine, data: st.DataObject) -> None:
@@ -154,9 +157,7 @@ async def play_with_swaps(engine: EmbeddedEngine, data: st.DataObject) -> None:
     for name in driver.finished():
         versions = driver.versions(name)
         assert versions == sorted(versions)
-    engine._stepper.drain()
-    engine.forget_cache()
-    assert engine._scheduler.cache.pool.num_free == engine._runner.num_blocks
+    driver.check_nothing_is_held()
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2"])

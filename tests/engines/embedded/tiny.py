@@ -5,7 +5,6 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 from transformers import (
@@ -28,9 +27,10 @@ from transformers import (
 from penstock.engines.config import EngineConfig
 from penstock.engines.embedded.config import EmbeddedConfig
 from penstock.engines.embedded.engine import EmbeddedEngine
-from penstock.records import Chunk, GenerateRequest, SamplingMask, WeightUpdate, joined_chunk
+from penstock.records import Chunk, GenerateRequest, WeightUpdate, joined_chunk
 from penstock.records.interfaces import Staged, Verification
-from penstock.records.sampling_masks import fetch_mask, kept_ids
+from penstock.records.sampling_masks import fetch_mask
+from tests.records.builders import kept_rows
 
 VOCAB = 61
 _SHAPE: dict[str, Any] = {
@@ -79,12 +79,6 @@ def make_model(family: str = "llama", seed: int = 0) -> nn.Module:
     config = config_class(**options, attn_implementation="eager")
     model: nn.Module = model_class(config).eval()
     return model
-
-
-def kept_rows(mask: SamplingMask) -> list[list[int]]:
-    """The kept ids of every token of a mask."""
-    counts, ids = kept_ids(mask, np.arange(len(mask.counts)))
-    return [row.tolist() for row in np.split(ids, np.cumsum(counts)[:-1])]
 
 
 class NoWeights:
@@ -200,6 +194,12 @@ class Driver:
         """The kept ids of every token."""
         (ref,) = [chunk.sampling_mask for chunk in self.chunks[request_id] if chunk.sampling_mask is not None]
         return kept_rows(fetch_mask(self.engine.blobs, ref))
+
+    def check_nothing_is_held(self) -> None:
+        """Every block of the cache comes back once no prefix is kept."""
+        self.engine._stepper.drain()
+        self.engine.forget_cache()
+        assert self.engine._scheduler.cache.pool.num_free == self.engine._runner.num_blocks
 
     async def _consume(self, request: GenerateRequest) -> None:
         async for chunk in self.engine.generate(request):

@@ -32,10 +32,10 @@ from tests.engines.embedded.tiny import Driver, make_engine, make_model
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]
 
 
-def open_world(base: nn.Module, **options: Any) -> tuple[World, Driver]:
+def open_world(base: nn.Module, *, device: str = "cpu", **options: Any) -> tuple[World, Driver]:
     world = World()
-    engine = make_engine(copy.deepcopy(base), receiver=world.receiver, **{"max_adapters": 1, **options})
-    return world, Driver(engine)
+    model = copy.deepcopy(base).to(device)
+    return world, Driver(make_engine(model, receiver=world.receiver, **{"max_adapters": 1, **options}))
 
 
 def check_answer(driver: Driver, name: str, model: nn.Module) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import copy
-from typing import Any
 
 import msgspec
 import torch
@@ -16,7 +15,7 @@ from penstock.records import GenerateRequest
 from tests.engines.contract import interrupt_of
 from tests.engines.embedded.adapters.peft_models import ATTENTION, Adapter, World, make_adapter
 from tests.engines.embedded.test_exact import play_move
-from tests.engines.embedded.test_swaps import Shadow
+from tests.engines.embedded.test_swaps import Shadow, drawn_settings
 from tests.engines.embedded.tiny import Driver, make_engine, make_model
 
 POLICIES = ("policy", "b", "base")
@@ -76,17 +75,13 @@ class MixedDriver(Driver):
         await super().start(msgspec.structs.replace(request, policy=policy))
 
 
-def open_engine(trained: Trained, world: World, data: st.DataObject, **options: Any) -> EmbeddedEngine:
+def open_engine(trained: Trained, world: World, data: st.DataObject) -> EmbeddedEngine:
     return make_engine(
         copy.deepcopy(trained.base),
         receiver=world.receiver,
         versions={"policy": 0, "b": 0, "base": 0},
         max_adapters=2,
-        kv_tokens=data.draw(st.sampled_from([64, 400]), label="cache"),
-        max_batch=data.draw(st.integers(2, 6), label="batch"),
-        prefill_chunk=data.draw(st.sampled_from([5, 64]), label="chunk"),
-        keep_finished=data.draw(st.integers(0, 4), label="kept"),
-        **options,
+        **drawn_settings(data, least_batch=2),
     )
 
 
@@ -113,7 +108,6 @@ def test_any_schedule_with_updates_of_any_policy_is_peft_s(data: st.DataObject) 
             assert versions == sorted(versions)
             if driver.requests[name].policy == "base":
                 assert set(versions) == {0}
-        engine.forget_cache()
-        assert engine._scheduler.cache.pool.num_free == engine._runner.num_blocks
+        driver.check_nothing_is_held()
 
     asyncio.run(main())

@@ -12,10 +12,9 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from tests.triton_device import DEVICE
+from tests.triton_device import DEVICE, device_path  # noqa: F401 (a fixture)
 
 from penstock.engines.embedded.model_preparation import compile_layers  # isort: skip
-from penstock.engines.embedded.model_runner import ModelRunner  # isort: skip
 from penstock.engines.embedded.cuda.device_attention import (
     CurrentPass,
     DeviceAttention,
@@ -26,8 +25,7 @@ from penstock.engines.embedded.cuda.device_routes import DeviceRoutes
 from penstock.engines.embedded.engine import EmbeddedEngine
 from penstock.models import attention as interface
 from penstock.models.routing import find_routers
-from penstock.records import GenerateRequest, Interrupt, Parent, since_restart
-from penstock.records.routing_records import fetch_routes
+from penstock.records import Interrupt, Parent
 from tests.engines.contract import ask, interrupt_of, update_to
 from tests.engines.embedded.cuda.test_device_attention import Averages, compile_with
 from tests.engines.embedded.test_exact import first_tie, play_move
@@ -36,37 +34,19 @@ from tests.engines.embedded.test_route_store import (
     FAMILY,
     PROMPT,
     SHAPE,
+    RoutesDriver,
     plain_routes,
-    refs_of,
-    with_routes_of_parent,
 )
 from tests.engines.embedded.test_swaps import any_engine
-from tests.engines.embedded.tiny import Driver, SeededWeights, make_engine, make_model, open_device_on_cpu
+from tests.engines.embedded.tiny import Driver, SeededWeights, make_engine, make_model
 from tests.models.moe import moe_model
 from tests.trainer.test_routing_exactness import MoeWeights, gaps_by_version
 
 ON_GPU = pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
 
 
-@pytest.fixture(autouse=True)
-def _device_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    if DEVICE == "cpu":
-        monkeypatch.setattr(ModelRunner, "open_device", open_device_on_cpu)
-
-
-class RoutesDriver(Driver):
-    """Asks for routes; a fork asks for what its parent has not sent."""
-
-    async def start(self, request: GenerateRequest) -> None:
-        await super().start(with_routes_of_parent(self, request))
-
-    def routes(self, name: str) -> np.ndarray:
-        """Of all tokens of a finished request, those that its parent has sent among them."""
-        return np.concatenate([fetch_routes(self.engine.blobs, ref) for ref in refs_of(self, name)])
-
-    def tokens(self, name: str) -> list[int]:
-        output = [int(token) for chunk in since_restart(self.chunks[name]) for token in chunk.token_ids]
-        return [*self.requests[name].token_ids.tolist(), *output]
+class CheckedDriver(RoutesDriver):
+    """Compares its routes with those of plain forward passes."""
 
     def check_all(self, reference: nn.Module) -> None:
         """A row for every token but the last, as a plain forward pass of these tokens chooses."""
@@ -78,7 +58,7 @@ class RoutesDriver(Driver):
             assert np.array_equal(np.sort(got[:sure]), np.sort(want[:sure]))
 
 
-class SpyingDriver(RoutesDriver):
+class SpyingDriver(CheckedDriver):
     """Remembers the routes of every step that a token was drawn in: steps are called, where there are no graphs."""
 
     def __init__(self, engine: EmbeddedEngine) -> None:
@@ -130,7 +110,7 @@ def test_any_schedule_sends_the_routes_of_a_plain_forward(data: st.DataObject) -
             window=data.draw(st.sampled_from([1, 3, 8]), label="window"),
             keep_finished=data.draw(st.integers(0, 4), label="kept"),
         )
-        driver = RoutesDriver(engine)
+        driver = CheckedDriver(engine)
         for _ in range(data.draw(st.integers(1, 5), label="moves")):
             await play_move(driver, data)
         await driver.drain()
@@ -176,7 +156,7 @@ def test_tokens_keep_the_experts_that_sampled_them_across_an_update(rebuilt: boo
 
     async def main() -> None:
         model = copy.deepcopy(weights.model(0)).to(DEVICE)
-        driver = RoutesDriver(make_engine(model, receiver=weights, window=2))
+        driver = CheckedDriver(make_engine(model, receiver=weights, window=2))
         await driver.start(ask("a", PROMPT, max_tokens=14, seed=1))
         for _ in range(4):
             await driver.step()
@@ -211,7 +191,7 @@ def test_one_pass_with_replay_gives_every_logprob_also_on_a_gpu(interrupt: Inter
     async def main() -> Driver:
         model = copy.deepcopy(weights.model(0)).to(DEVICE)
         engine = make_engine(model, receiver=weights, window=2, prefill_chunk=7, resume_kv=kv)
-        driver = RoutesDriver(engine)
+        driver = CheckedDriver(engine)
         for turn in range(1 if DEVICE == "cpu" else 2):
             for number in range(2):
                 context, parent = PROMPT, None
@@ -239,7 +219,7 @@ def test_a_later_turn_sends_new_rows_only() -> None:
     reference = make_model(FAMILY)
 
     async def main() -> None:
-        driver = RoutesDriver(make_engine(copy.deepcopy(reference).to(DEVICE), window=4))
+        driver = CheckedDriver(make_engine(copy.deepcopy(reference).to(DEVICE), window=4))
         await driver.start(ask("a", PROMPT, max_tokens=6, seed=1))
         await driver.drain()
         tokens = driver.tokens("a")
@@ -257,7 +237,7 @@ def test_penalties_make_passes_wait_and_lose_no_row() -> None:
     reference = make_model(FAMILY)
 
     async def main() -> None:
-        driver = RoutesDriver(make_engine(copy.deepcopy(reference).to(DEVICE), window=3))
+        driver = CheckedDriver(make_engine(copy.deepcopy(reference).to(DEVICE), window=3))
         await driver.start(ask("a", PROMPT, max_tokens=9, seed=1))
         await driver.step()
         await driver.start(ask("b", [5, 3], max_tokens=4, seed=2, repetition_penalty=1.3))
@@ -341,7 +321,7 @@ def test_graphs_hold_the_experts_and_their_record(dtype: torch.dtype, compiled: 
     async def main() -> None:
         model = copy.deepcopy(reference).to(DEVICE, dtype)
         engine = make_engine(model, window=4, max_batch=8, compile=compiled, prefill_chunk=64)
-        driver = RoutesDriver(engine)
+        driver = CheckedDriver(engine)
         for number in range(6):
             await driver.start(ask(str(number), [number, *PROMPT], max_tokens=12 + number, seed=number))
         await driver.drain()

@@ -1,15 +1,14 @@
 """Adapters on the engine's GPU path: rows of several policies in one step, and updates between two steps."""
 
 import asyncio
-import copy
+from functools import partial
 
 import pytest
 import torch
 
-from tests.triton_device import DEVICE
+from tests.triton_device import DEVICE, device_path  # noqa: F401 (a fixture)
 
 from penstock.engines.embedded.model_preparation import compile_layers  # isort: skip
-from penstock.engines.embedded.model_runner import ModelRunner  # isort: skip
 from penstock.engines.embedded.adapters.unmerged import UnmergedAdapters
 from penstock.engines.embedded.cuda import device_attention
 from penstock.engines.embedded.cuda.device_slots import DeviceSlots
@@ -17,24 +16,15 @@ from penstock.engines.embedded.cuda.weight_swap import Gate
 from penstock.engines.embedded.joined_projections import join_projections
 from penstock.models import attention
 from tests.engines.contract import ask
-from tests.engines.embedded.adapters.peft_models import ATTENTION, MLP, World, make_adapter
+from tests.engines.embedded.adapters import test_policy_adapters as policy_adapters
+from tests.engines.embedded.adapters.peft_models import ATTENTION, MLP, make_adapter
 from tests.engines.embedded.adapters.test_policy_adapters import PROMPT, check_answer, three_policies
 from tests.engines.embedded.cuda.test_device_attention import Averages, compile_with
 from tests.engines.embedded.test_exact import generate
 from tests.engines.embedded.test_swaps import replay
-from tests.engines.embedded.tiny import Driver, make_engine, make_model, open_device_on_cpu
+from tests.engines.embedded.tiny import make_model
 
-
-@pytest.fixture(autouse=True)
-def _device_path(monkeypatch):
-    if DEVICE == "cpu":
-        monkeypatch.setattr(ModelRunner, "open_device", open_device_on_cpu)
-
-
-def open_world(base, **options):
-    world = World()
-    model = copy.deepcopy(base).to(DEVICE)
-    return world, Driver(make_engine(model, receiver=world.receiver, **{"max_adapters": 1, **options}))
+open_world = partial(policy_adapters.open_world, device=DEVICE)
 
 
 @pytest.mark.parametrize("targets", [ATTENTION, MLP, ["q_proj", "v_proj", "down_proj"]])
