@@ -8,7 +8,7 @@ import pytest
 
 from penstock.engines.config import EngineConfig, with_settings
 from penstock.engines.engine_start import EngineStart
-from penstock.errors import PenstockError, WorkerDied
+from penstock.errors import WorkerDied
 from penstock.observe.event_stream import EventStream
 from penstock.observe.events import LogLine, RecoveryEvent
 from penstock.observe.pulse import PulseReport
@@ -24,6 +24,7 @@ from penstock.processes.revival import (
     Silence,
     fewer_sequences,
 )
+from tests.processes.dying_worker import ReturningWorker
 from tests.processes.test_pooled_workers import Processes
 
 
@@ -77,7 +78,7 @@ def test_starts_that_fail_one_after_the_other_are_one_row_however_long_they_take
 
 
 class Silent:
-    """Nobody has ever answered."""
+    """No worker has ever answered."""
 
     def pulse(self, channel: object) -> tuple[int, PulseReport]:
         return 0, PulseReport(phase="scoring")
@@ -169,30 +170,6 @@ def test_time_in_which_the_watcher_stood_still_is_nobodys_silence() -> None:
     assert look_until(silence, 508.5, 520.0) is not None
 
 
-class Place:
-    """A worker whose processes die when they are told to. Starts fail with what is in `failures`, each once."""
-
-    name = "engine0"
-
-    def __init__(self) -> None:
-        self.incarnation = 1
-        self.failures: list[PenstockError] = []
-        self._death: asyncio.Future[WorkerDied] = asyncio.get_running_loop().create_future()
-
-    def die(self, why: str) -> None:
-        self._death.set_result(WorkerDied(why))
-
-    async def gone(self) -> WorkerDied:
-        return await asyncio.shield(self._death)
-
-    async def restart(self) -> None:
-        await asyncio.sleep(3.0)
-        if self.failures:
-            raise self.failures.pop(0)
-        self.incarnation += 1
-        self._death = asyncio.get_running_loop().create_future()
-
-
 class Owner:
     is_needed = is_replaceable = True
 
@@ -215,7 +192,7 @@ class Owner:
 class Scene:
     def __init__(self) -> None:
         loop = asyncio.get_running_loop()
-        self.place, self.owner, self.memory = Place(), Owner(), MemoryReader()
+        self.place, self.owner, self.memory = ReturningWorker(), Owner(), MemoryReader()
         self.stream = EventStream(loop)
         self.stream.subscribe("memory", self.memory)
         revival = Revival(self.place, self.owner, self.stream.of("controller"))  # type: ignore[arg-type]

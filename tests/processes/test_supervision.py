@@ -7,6 +7,7 @@ from penstock.errors import ChannelClosed, PenstockError, UserError, WorkerDied
 from penstock.processes import supervision as module
 from penstock.processes.supervision import Gathering, as_penstock_error, supervised
 from penstock.run.workers import LaunchedEngine
+from tests.processes.dying_worker import DyingWorker
 from tests.processes.launchers.task_launcher import InProcessLauncher
 from tests.run.scripted_worker import place, serve_scripted
 
@@ -106,29 +107,19 @@ def test_a_traceback_that_can_not_be_written_hides_no_error(tmp_path: Path) -> N
         asyncio.run(as_penstock_error(fails(), tmp_path / "gone"))
 
 
-class Fated:
-    """A worker that dies when it is told to."""
-
-    def __init__(self) -> None:
-        self.death: asyncio.Future[WorkerDied] = asyncio.get_running_loop().create_future()
-
-    async def died(self) -> WorkerDied:
-        return await asyncio.shield(self.death)
-
-
 def test_who_dies_before_the_others_are_there_is_missing_again() -> None:
     async def main() -> None:
-        first, second, others = Fated(), Fated(), Gathering(2)
+        first, second, others = DyingWorker(), DyingWorker(), Gathering(2)
         waiting = asyncio.ensure_future(others.wait(first))
         await asyncio.sleep(0)
-        first.death.set_result(WorkerDied("first was killed"))
+        first.die("first was killed")
         with pytest.raises(WorkerDied, match="first was killed"):
             await waiting
         late = asyncio.ensure_future(others.wait(second))
         for _ in range(9):
             await asyncio.sleep(0)
         assert not late.done()
-        await others.wait(Fated())
+        await others.wait(DyingWorker())
         await late
 
     asyncio.run(main())
@@ -138,12 +129,12 @@ def test_who_dies_at_the_moment_in_which_the_last_comes_waits_for_nobody() -> No
     """Its next process would wait for others that have gone on."""
 
     async def main() -> None:
-        first, others = Fated(), Gathering(2)
+        first, others = DyingWorker(), Gathering(2)
         waiting = asyncio.ensure_future(others.wait(first))
         for _ in range(9):
             await asyncio.sleep(0)
-        first.death.set_result(WorkerDied("first was killed"))
-        await others.wait(Fated())
+        first.die("first was killed")
+        await others.wait(DyingWorker())
         await waiting
 
     asyncio.run(main())

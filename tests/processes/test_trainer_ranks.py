@@ -1,8 +1,7 @@
 """A rank that dies takes its group down, and all of it comes back under a new address."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import Awaitable
 
 import pytest
 
@@ -10,19 +9,10 @@ from penstock.errors import RemoteError, UserError, WorkerDied
 from penstock.planner.virtual_time import run_in_virtual_time
 from penstock.processes.trainer_ranks import TrainerRanks
 from penstock.trainer.trainer_start import TrainerStart
+from tests.processes.dying_worker import DyingWorker
+from tests.trainer.trainer_starts import make_start
 
-START = TrainerStart(
-    model="m",
-    device="cpu",
-    threads=1,
-    total_steps=1,
-    seed=0,
-    folder="",
-    sync={},
-    wire_dtype="float32",
-    trainer={},
-    algorithm={},
-)
+START = make_start()
 
 
 class Client:
@@ -39,17 +29,15 @@ class Client:
             raise self.fault
 
 
-class Place:
-    """`penstock.processes.replaceable.ReplaceableWorker` without a process."""
+class Rank(DyingWorker):
+    """A rank that is started in this process, and counts how often it was ended."""
+
+    incarnation = 0
 
     def __init__(self, name: str) -> None:
-        self.name, self.client, self.incarnation = name, Client(), 0
-        self.death: asyncio.Future[WorkerDied] = asyncio.get_running_loop().create_future()
+        super().__init__(name)
+        self.client = Client()
         self.ended = 0
-        self.last_death: WorkerDied | None = None
-
-    def set_start(self, start: Callable[[Any], Awaitable[object]]) -> None:
-        self._start = start
 
     async def start(self) -> None:
         self.incarnation += 1
@@ -58,21 +46,12 @@ class Place:
     async def end(self) -> None:
         self.ended += 1
 
-    async def gone(self) -> WorkerDied:
-        return await asyncio.shield(self.death)
-
-    died = gone
-
     async def give_up(self, why: str = "") -> None:
         self.ended += 1
 
-    def write_stacks(self) -> str | None:
-        return f"{self.name}.log"
 
-
-def places() -> tuple[TrainerRanks, list[Place]]:
-    members = [Place("trainer"), Place("trainer1")]
-
+def places() -> tuple[TrainerRanks, list[Rank]]:
+    members = [Rank("trainer"), Rank("trainer1")]
     return TrainerRanks(members, START, meet="file:///run/ranks"), members  # type: ignore[arg-type]
 
 
@@ -101,7 +80,7 @@ def test_one_death_ends_all_and_the_next_group_meets_elsewhere() -> None:
 async def _one_death() -> None:
     group, members = places()
     await group.start()
-    members[1].death.set_result(WorkerDied("trainer1 was killed"))
+    members[1].die("trainer1 was killed")
     assert str(await group.gone()) == "trainer1 was killed"
     await group.restart()
     assert [member.ended for member in members] == [1, 1]
@@ -130,7 +109,7 @@ def test_a_rank_that_dies_while_another_still_loads_ends_the_start() -> None:
         members[1].client.loads = loading.wait()
         starting = asyncio.ensure_future(group.start())
         await asyncio.sleep(0)
-        members[0].death.set_result(WorkerDied("trainer was killed"))
+        members[0].die("trainer was killed")
         with pytest.raises(WorkerDied, match="trainer was killed"):
             await starting
 

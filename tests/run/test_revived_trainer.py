@@ -1,4 +1,4 @@
-"""A trainer's process is killed in the middle of a run, in virtual time: another one goes on from the last checkpoint,
+"""A trainer's process is killed in the middle of a run, in virtual time: another one continues from the last checkpoint,
 and every group counts once."""
 
 import asyncio
@@ -14,35 +14,25 @@ from penstock.durability.checkpoints import read_progress
 from penstock.durability.durable_log import read_attempts
 from penstock.durability.journal.journal_files import DiskFiles
 from penstock.durability.kept_checkpoints import checkpoints_of
-from penstock.errors import TrainerLost, WorkerDied
+from penstock.errors import TrainerLost
 from penstock.loop.spans import numbers_of
 from penstock.records import CheckpointWritten, StepPlan, StepResult, WeightUpdate
 from penstock.trainer.trainer_start import TrainerStart
-from tests.run.test_run import Place, SimulatedRun, Trainer
+from tests.processes.dying_worker import ReturningWorker
+from tests.run.test_run import SimulatedRun, Trainer
 
 
-class RevivedPlace(Place):
-    """Another process takes the place of one that died, after three seconds."""
-
-    last_death: WorkerDied | None = None
+class RevivedWorker(ReturningWorker):
+    """The worker of a trainer that computes in this process."""
 
     def __init__(self, trainer: "MortalTrainer") -> None:
         super().__init__("trainer")
         self._trainer = trainer
-        self._start: TrainerStart
-
-    def set_start(self, start: TrainerStart) -> None:
-        self._start = start
 
     async def restart(self) -> None:
-        await asyncio.sleep(3.0)
-        self.incarnation += 1
-        self.death = asyncio.get_running_loop().create_future()
+        await super().restart()
         self._trainer.starts.append(self._start)
         self._trainer.revive()
-
-    async def gone(self) -> WorkerDied:
-        return await asyncio.shield(self.death)
 
 
 class MortalTrainer(Trainer):
@@ -50,13 +40,13 @@ class MortalTrainer(Trainer):
 
     def __init__(self) -> None:
         super().__init__()
-        self.place = RevivedPlace(self)
+        self.place = RevivedWorker(self)
         self.starts: list[TrainerStart] = []
         self._dead = asyncio.Event()
 
     def kill(self) -> None:
         self._dead.set()
-        self.place.death.set_result(WorkerDied("worker trainer was killed by SIGKILL"))
+        self.place.die("worker trainer was killed by SIGKILL")
 
     def revive(self) -> None:
         self._dead = asyncio.Event()

@@ -46,41 +46,11 @@ from penstock.run.run import Run
 from penstock.run.run_folder import SavedRun
 from penstock.run.summary import Summary
 from penstock.scoring.thread_scorer import MemoryScorer
-from penstock.trainer.trainer_start import TrainerStart
+from tests.processes.dying_worker import DyingWorker
+from tests.trainer.trainer_starts import make_start
 
 LONGEST_S = 200.0
-"""Of virtual time: a run that would go on for ever fails."""
-
-
-class Silent:
-    """A channel over which nothing is heard."""
-
-
-class Place:
-    """What a supervisor watches. No process can take the place of one that died."""
-
-    incarnation = 1
-
-    last_death: WorkerDied | None = None
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.channel = Silent()
-        self.death: asyncio.Future[WorkerDied] = asyncio.get_running_loop().create_future()
-
-    async def died(self) -> WorkerDied:
-        return await asyncio.shield(self.death)
-
-    gone = died
-
-    def write_stacks(self) -> str:
-        return f"{self.name}.log"
-
-    def set_start(self, start: Callable[[Any], Any]) -> None:
-        pass
-
-    async def restart(self) -> None:
-        raise self.death.result()
+"""Of virtual time: a run that would never end fails."""
 
 
 class Engine(SimulatedEngine):
@@ -90,7 +60,7 @@ class Engine(SimulatedEngine):
 
     def __init__(self, capabilities: tuple[str, ...]) -> None:
         super().__init__(num_tokens=lambda: 2, token_s=lambda: 0.1, update_s=lambda: 0.1)
-        self.place, self.calls = Place(self.name), self
+        self.place, self.calls = DyingWorker(self.name), self
         self.frozen = False
         self.refuses = False
         self._capabilities = capabilities
@@ -143,28 +113,17 @@ class Failing(Engine):
     async def close(self) -> None:
         self.is_closed = True
         if not self.place.death.done():
-            self.place.death.set_result(WorkerDied("engine1 ended"))
+            self.place.die("engine1 ended")
 
 
 class Trainer(SimulatedTrainer):
     """Has one slot, as a trainer whose engines are behind; saves after the step in progress."""
 
-    start = TrainerStart(
-        model="m",
-        device="cpu",
-        threads=1,
-        total_steps=1,
-        seed=0,
-        folder="",
-        sync={},
-        wire_dtype="float32",
-        trainer={},
-        algorithm={},
-    )
+    start = make_start()
 
     def __init__(self) -> None:
         super().__init__(step_s=lambda: 1.0, publish_s=lambda: 0.0)
-        self.place, self.calls, self.group = Place("trainer"), self, TrainerGroup([self])
+        self.place, self.calls, self.group = DyingWorker("trainer"), self, TrainerGroup([self])
         self.saved: list[str] = []
         self.num_steps = 0
         self._free = asyncio.Semaphore(2)
@@ -382,7 +341,7 @@ def test_a_model_is_saved_when_an_engine_dies_and_cant_be_replaced(run: Simulate
     async def disturb(run: SimulatedRun) -> None:
         await run.after(3)
         run.engine.frozen = True
-        run.engine.place.death.set_result(WorkerDied("worker engine0 was killed by SIGKILL"))
+        run.engine.place.die("worker engine0 was killed by SIGKILL")
 
     with pytest.raises(WorkerDied, match=r"engine0 died 5 times in a row, .* killed by SIGKILL"):
         run.play(disturb)
@@ -474,7 +433,7 @@ def test_a_model_that_finds_no_room_can_be_trained_again_from_a_checkpoint(
 def test_a_trainer_that_cant_be_replaced_ends_the_run_though_nothing_can_be_saved(run: SimulatedRun) -> None:
     async def disturb(run: SimulatedRun) -> None:
         await run.after(3)
-        run.trainer.place.death.set_result(WorkerDied("worker trainer was killed by SIGKILL"))
+        run.trainer.place.die("worker trainer was killed by SIGKILL")
         await run.trainer._busy.acquire()
 
     with pytest.raises(WorkerDied, match="trainer died 5 times in a row"):

@@ -17,13 +17,13 @@ from penstock.trainer.checkpoint.checkpoint_state import take_state
 from penstock.trainer.checkpoint.host_copies import HostCopier
 from penstock.trainer.checkpoint.state_files import load_state, write_state
 from penstock.trainer.config import TrainerConfig
-from penstock.trainer.trainer_start import TrainerStart
 from penstock.worker import trainer_role as worker
 from penstock.worker.trainer_role import bind_broadcasts
 from penstock.worker.trainer_service import TrainerService, record_parts
 from tests.small_disk import enlarge, small_filesystem
 from tests.trainer.builders import tiny_model
 from tests.trainer.parallel.rank_processes import on_ranks
+from tests.trainer.trainer_starts import make_start
 
 PLAN = StepPlan(step=1, publishes=1, scores=(), micro_batches=(), num_loss_tokens=0, num_sequences=0)
 
@@ -77,17 +77,8 @@ class Channel:
         pass
 
 
-START = TrainerStart(
-    model="",
-    device="cpu",
-    threads=1,
-    total_steps=1,
-    seed=0,
-    folder="",
-    sync={"transport": "shared_memory"},
-    wire_dtype="float32",
-    trainer={"dtype": "float32", "compile": "off"},
-    algorithm={},
+START = make_start(
+    model="", sync={"transport": "shared_memory"}, trainer={"dtype": "float32", "compile": "off"}
 )
 
 

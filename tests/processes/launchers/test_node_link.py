@@ -3,9 +3,7 @@ import contextlib
 import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given, settings
 
@@ -14,6 +12,7 @@ from penstock.errors import WorkerDied
 from penstock.processes.launchers import node_link
 from penstock.processes.launchers.node_calls import BEAT_S, LOST_S
 from penstock.processes.launchers.node_link import BeatSilence, NodeLink, ended_with
+from tests.channel.frames import frames_of
 from tests.hostile_bytes import mangled
 
 
@@ -58,22 +57,17 @@ async def linked(log: Path) -> AsyncIterator[tuple[NodeLink, asyncio.StreamReade
             await writer.wait_closed()
 
 
-def framed(*frames: dict[str, Any]) -> bytes:
-    encoded = [msgspec.msgpack.encode(frame) for frame in frames]
-    return b"".join(len(data).to_bytes(4, "big") + data for data in encoded)
-
-
 def test_whatever_an_agent_sends_its_worker_is_given_up_and_nothing_else(tmp_path: Path) -> None:
     """Malformed, oversized, half-sent and replayed. The link ends with a sentence, whatever came before."""
     frames = [
-        framed({"type": "item", "id": 1, "payload": {"output": b"x" * 300}}),
-        framed({"type": "item", "id": 1, "payload": {"code": -99_999}}),
-        framed({"type": "item", "id": 1, "payload": {"code": 10**18}}),
-        framed({"type": "item", "id": 1, "payload": {"output": "text", "code": "none"}}),
-        framed({"type": "item", "id": 2, "payload": None}),
-        framed({"type": "failure", "id": 1, "kind": "UserError", "message": "m", "detail": "d"}),
-        framed({"type": "call", "id": 1, "method": "node.start", "payload": {}}),
-        framed({"type": "cancel", "id": 1}, {"type": "end", "id": 1}),
+        frames_of({"type": "item", "id": 1, "payload": {"output": b"x" * 300}}),
+        frames_of({"type": "item", "id": 1, "payload": {"code": -99_999}}),
+        frames_of({"type": "item", "id": 1, "payload": {"code": 10**18}}),
+        frames_of({"type": "item", "id": 1, "payload": {"output": "text", "code": "none"}}),
+        frames_of({"type": "item", "id": 2, "payload": None}),
+        frames_of({"type": "failure", "id": 1, "kind": "UserError", "message": "m", "detail": "d"}),
+        frames_of({"type": "call", "id": 1, "method": "node.start", "payload": {}}),
+        frames_of({"type": "cancel", "id": 1}, {"type": "end", "id": 1}),
     ]
 
     async def main(data: bytes) -> WorkerDied:
@@ -96,7 +90,7 @@ def test_a_log_has_an_end_and_a_full_disk_costs_its_lines_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(node_link, "MAX_LOG_BYTES", 10)
-    data = framed(
+    data = frames_of(
         *(
             {"type": "item", "id": 1, "payload": {"output": word}}
             for word in (b"seven\n\n", b"eight\n\n\n", b"more")
