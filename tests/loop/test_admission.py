@@ -3,22 +3,8 @@ import numpy as np
 
 from penstock.loop.admission import Late, ReadyGroup, StalenessGate, StepGroups, Ticket
 from penstock.loop.history import VersionHistory
-from penstock.records import Episode, Group, SamplingParams, Score, ScoredGroup, Task, Turn, codec
-
-
-def scored(number: int, versions: list[int]) -> ScoredGroup:
-    turn = Turn(
-        prompt_ids=np.array([1, 2], np.int32),
-        output_ids=np.arange(len(versions), dtype=np.int32),
-        logprobs=np.zeros(len(versions), np.float32),
-        versions=np.array(versions, np.int32),
-        finish_reason="stop",
-        sampling=SamplingParams(),
-        text="",
-    )
-    task = Task(id=f"t{number}", prompt="p")
-    group = Group(number=number, task=task, episodes=(Episode(task_id=task.id, turns=(turn,)),))
-    return ScoredGroup(group=group, scores=(Score(value=1.0),))
+from penstock.records import codec
+from tests.records.builders import scored
 
 
 def gate(

@@ -9,8 +9,8 @@ from penstock.loop.attempt_records import (
     from_bytes,
     groups_of,
 )
-from tests.loop.test_admission import scored
 from tests.loop.test_attempts import admitted, finished
+from tests.records.builders import scored
 
 
 def ended(number: int) -> EpisodeEnded:

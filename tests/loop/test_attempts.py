@@ -20,7 +20,7 @@ from penstock.loop.attempt_records import (
 )
 from penstock.loop.attempts import Attempts
 from penstock.records import Episode, WorkProgressed
-from tests.loop.test_admission import scored
+from tests.records.builders import scored
 from tests.records.test_partial_work import part
 
 

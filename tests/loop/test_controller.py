@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.config.root import PenstockConfig
-from penstock.engines.engine_pool import EnginePool
 from penstock.errors import BaseMissing, ScoringFailed, UserError
 from penstock.loop.admission import GateState, StepGroups, Ticket
 from penstock.loop.attempt_records import RunResumed
@@ -39,30 +38,8 @@ from penstock.records import Episode, Group, Interrupt, Score, Task, UpdateRecei
 from penstock.rollout.episode_rollout import Rollout
 from penstock.rollout.episode_runner import LocalEpisodes
 from penstock.rollout.workflow import as_workflow
-from penstock.run.assembly import Parts, build_controller
-
-
-class Tasks:
-    def __init__(self) -> None:
-        self.issued: list[str] = []
-        self.returned: list[str] = []
-        self._queue: list[Task] = []
-
-    def next(self) -> Task:
-        task = self._queue.pop(0) if self._queue else Task(id=f"t{len(self.issued)}", prompt="p")
-        self.issued.append(task.id)
-        return task
-
-    @property
-    def num_taken(self) -> int:
-        return 0
-
-    def put_back(self, task: Task) -> None:
-        self.returned.append(task.id)
-        self._queue.append(task)
-
-    def task(self, task_id: str) -> Task:
-        return Task(id=task_id, prompt="p")
+from penstock.run.assembly import build_controller
+from tests.loop.simulated_parts import Tasks, simulated_parts
 
 
 @dataclass
@@ -147,11 +124,10 @@ def build(
         }
     )
     log = log or MemoryGroupLog()
-    parts = Parts(
-        engines=EnginePool({"engine0": engine}),
-        trainers=[trainer],
+    parts = simulated_parts(
+        engine,
+        trainer,
         scorer=scorer,
-        tokenizer=SimulatedTokenizer(),
         tasks=tasks,
         episodes=LocalEpisodes(engine, SimulatedTokenizer(), workflow and as_workflow(workflow)),
         log=log,

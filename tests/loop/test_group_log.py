@@ -23,9 +23,9 @@ from penstock.loop.attempt_records import (
 from penstock.loop.group_log import CleaningLog, GroupLog, MemoryGroupLog, NoGroupLog
 from penstock.planner.virtual_time import run_in_virtual_time
 from penstock.records import group_scope
-from tests.loop.test_admission import scored
 from tests.loop.test_attempts import admitted, finished
 from tests.loop.test_rollout_buffer import SlowLog, buffer_with, task
+from tests.records.builders import scored
 
 Opened = Callable[[Path], AbstractAsyncContextManager[GroupLog]]
 

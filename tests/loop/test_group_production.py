@@ -20,25 +20,11 @@ from penstock.planner.simulation import (
     SimulatedTokenizer,
 )
 from penstock.planner.virtual_time import run_in_virtual_time
-from penstock.records import PartialGroup, SamplingParams, Score, Task
+from penstock.records import PartialGroup, SamplingParams, Score
 from penstock.rollout.episode_runner import LocalEpisodes
 from penstock.rollout.group_runner import RolloutRunner
+from tests.loop.simulated_parts import Tasks
 from tests.run.test_controller_events import events_of
-
-
-class Tasks:
-    def __init__(self) -> None:
-        self.num_taken = 0
-
-    def next(self) -> Task:
-        self.num_taken += 1
-        return Task(id=f"t{self.num_taken - 1}", prompt="p")
-
-    def put_back(self, task: Task) -> None:
-        raise AssertionError("nothing grows old here")
-
-    def task(self, task_id: str) -> Task:
-        return Task(id=task_id, prompt="p")
 
 
 class World:

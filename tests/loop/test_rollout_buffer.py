@@ -19,7 +19,7 @@ from penstock.loop.history import VersionHistory
 from penstock.loop.rollout_buffer import BufferClosed, RolloutBuffer
 from penstock.planner.virtual_time import run_in_virtual_time
 from penstock.records import Task
-from tests.loop.test_admission import scored
+from tests.records.builders import scored
 
 
 class SlowLog(MemoryGroupLog):

@@ -12,7 +12,6 @@ import pytest
 
 from penstock.blob_stores import FolderBlobs
 from penstock.config.root import PenstockConfig
-from penstock.engines.engine_pool import EnginePool
 from penstock.errors import OutOfMemory, StepTooLarge, TrainerLost
 from penstock.loop.step_runner import StepRunner
 from penstock.observe.event_stream import EventStream
@@ -20,14 +19,12 @@ from penstock.observe.events import LogLine
 from penstock.observe.readers import MemoryReader
 from penstock.planner.simulation import (
     SimulatedEngine,
-    SimulatedScorer,
-    SimulatedTokenizer,
     SimulatedTrainer,
 )
 from penstock.planner.virtual_time import run_in_virtual_time
 from penstock.records import StepPlan, StepResult
-from penstock.run.assembly import Parts, build_controller
-from tests.loop.test_controller import Tasks
+from penstock.run.assembly import build_controller
+from tests.loop.simulated_parts import simulated_parts
 
 WORDS = "the trainer ran out of GPU memory: lower trainer.micro_batch_tokens"
 
@@ -56,14 +53,7 @@ def run(trainer: SmallTrainer, folder: Path, micro_batch_tokens: int) -> list[st
         stream = EventStream(asyncio.get_running_loop())
         stream.subscribe("events", memory)
         engine = SimulatedEngine(num_tokens=lambda: 300, token_s=lambda: 0.001, update_s=lambda: 0.01)
-        parts = Parts(
-            engines=EnginePool({"engine0": engine}),
-            trainers=[trainer],
-            scorer=SimulatedScorer(score_s=lambda: 0.01, value=lambda task, episode: float(episode.index)),
-            tokenizer=SimulatedTokenizer(),
-            tasks=Tasks(),
-            blobs=FolderBlobs(folder),
-        )
+        parts = simulated_parts(engine, trainer, blobs=FolderBlobs(folder))
         config = PenstockConfig.model_validate(
             {
                 "rollout": {"group_size": 4, "groups_per_step": 2, "max_new_tokens": 300},

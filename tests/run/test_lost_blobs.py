@@ -11,7 +11,6 @@ import pytest
 
 from penstock.blob_stores import FolderBlobs
 from penstock.config.root import PenstockConfig
-from penstock.engines.engine_pool import EnginePool
 from penstock.errors import BlobLost
 from penstock.loop.controller import Controller
 from penstock.loop.group_log import MemoryGroupLog
@@ -21,15 +20,13 @@ from penstock.observe.events import Drop
 from penstock.observe.readers import MemoryReader
 from penstock.planner.simulation import (
     SimulatedEngine,
-    SimulatedScorer,
-    SimulatedTokenizer,
     SimulatedTrainer,
 )
 from penstock.planner.virtual_time import run_in_virtual_time
 from penstock.records import Chunk, GenerateRequest, MaskRef, RoutingShape, StepPlan, StepResult
 from penstock.records.routing_records import check_routing, fetch_routes, store_routes
 from penstock.run.assembly import Parts, build_controller
-from tests.loop.test_controller import Tasks
+from tests.loop.simulated_parts import simulated_parts
 
 STEPS, GROUPS = 4, 2
 
@@ -90,15 +87,8 @@ class Run:
         self._events = MemoryReader()
         blobs = FolderBlobs(folder)
         self.trainer = trainer or ReadingTrainer(blobs, damage)
-        parts = Parts(
-            engines=EnginePool({"engine0": engine or RecordingEngine(blobs, refuses)}),
-            trainers=[self.trainer],
-            scorer=SimulatedScorer(score_s=lambda: 0.01, value=lambda task, episode: float(episode.index)),
-            tokenizer=SimulatedTokenizer(),
-            tasks=Tasks(),
-            log=self.log,
-            blobs=blobs,
-        )
+        engine = engine or RecordingEngine(blobs, refuses)
+        parts = simulated_parts(engine, self.trainer, log=self.log, blobs=blobs)
         run_in_virtual_time(self._run(parts))
 
     async def _run(self, parts: Parts) -> None:
@@ -273,14 +263,7 @@ def test_a_step_that_loses_all_of_its_groups_is_made_with_others(tmp_path: Path,
 
 def controlled(folder: Path, trainer: ReadingTrainer, *, every: int) -> Controller:
     blobs = FolderBlobs(folder)
-    parts = Parts(
-        engines=EnginePool({"engine0": RecordingEngine(blobs, None)}),
-        trainers=[trainer],
-        scorer=SimulatedScorer(score_s=lambda: 0.01, value=lambda task, episode: float(episode.index)),
-        tokenizer=SimulatedTokenizer(),
-        tasks=Tasks(),
-        blobs=blobs,
-    )
+    parts = simulated_parts(RecordingEngine(blobs, None), trainer, blobs=blobs)
     config = {"rollout": {"group_size": 3, "groups_per_step": 1, "top_p": 0.9}, "sync": {"every": every}}
     return build_controller(PenstockConfig.model_validate({**config, "run": {"steps": 8}}), parts)
 

@@ -12,16 +12,14 @@ from collections.abc import AsyncIterator
 import pytest
 
 from penstock.config.root import PenstockConfig
-from penstock.engines.engine_pool import EnginePool
 from penstock.planner.simulation import (
     SimulatedEngine,
-    SimulatedScorer,
-    SimulatedTokenizer,
     SimulatedTrainer,
 )
 from penstock.planner.virtual_time import run_in_virtual_time
-from penstock.records import Chunk, GenerateRequest, StepPlan, StepResult, Task
-from penstock.run.assembly import Parts, build_controller
+from penstock.records import Chunk, GenerateRequest, StepPlan, StepResult
+from penstock.run.assembly import build_controller
+from tests.loop.simulated_parts import Tasks, simulated_parts
 
 GROUPS, GROUP_SIZE, TOKENS, STEPS = 4, 2, 4, 40
 PIECES = 16
@@ -74,21 +72,6 @@ class GpuTrainer(SimulatedTrainer):
         return await super().step(plan)
 
 
-class Tasks:
-    def next(self) -> Task:
-        return Task(id="t", prompt="p")
-
-    @property
-    def num_taken(self) -> int:
-        return 0
-
-    def put_back(self, task: Task) -> None:
-        raise AssertionError("nothing is dropped here")
-
-    def task(self, task_id: str) -> Task:
-        raise AssertionError("nothing is undone here")
-
-
 def shares_of(generation_s: float, training_s: float, shares: dict[str, float]) -> dict[str, float]:
     """What each side did of what it does alone, over a run."""
     gpu = SharedGpu(shares)
@@ -103,19 +86,13 @@ def shares_of(generation_s: float, training_s: float, shares: dict[str, float]) 
                 "run": {"steps": STEPS},
             }
         )
-        controller = build_controller(
-            config,
-            Parts(
-                engines=EnginePool({"engine0": engine}),
-                trainers=[GpuTrainer(gpu, training_s)],
-                scorer=SimulatedScorer(score_s=lambda: 0.0, value=lambda task, episode: float(episode.index)),
-                tokenizer=SimulatedTokenizer(),
-                tasks=Tasks(),
-            ),
-        )
+        tasks = Tasks()
+        parts = simulated_parts(engine, GpuTrainer(gpu, training_s), score_s=0.0, tasks=tasks)
+        controller = build_controller(config, parts)
         await controller.start()
         began = asyncio.get_running_loop().time()
         await controller.run()
+        assert tasks.returned == []
         return asyncio.get_running_loop().time() - began
 
     took_s = run_in_virtual_time(run())
