@@ -1,9 +1,10 @@
 """A page of made-up runs, open in a browser."""
 
+import asyncio
 import contextlib
 import json
 import socket
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 import aiohttp
@@ -43,6 +44,20 @@ async def served_tab(
             Chromium(browser, session).new_page(**options) as page,
         ):
             yield page, listening
+
+
+def look(
+    browser: int, scene: Callable[[Page], Awaitable[Any]], runs: Sequence[Any] = (), **options: Any
+) -> Any:
+    """What a scene finds on a page of which nothing is complained."""
+
+    async def main() -> Any:
+        async with shown(browser, runs, **options) as page:
+            found = await scene(page)
+            assert page.console == []
+            return found
+
+    return asyncio.run(main())
 
 
 async def go(page: Page, place: str) -> None:

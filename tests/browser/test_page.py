@@ -1,15 +1,13 @@
 """The page in Chromium: every view opens, keys work, text is text, and nothing comes from elsewhere."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
 from urllib.parse import quote_plus
 
 import msgspec
 import pytest
 
 from benchmarks.chromium import Page
-from tests.browser.shown_page import TOKEN, go, says, shown, words
+from tests.browser.shown_page import TOKEN, go, look, says, shown, words
 from tests.page.fake_run import FakeRun
 
 VIEWS = (
@@ -38,18 +36,6 @@ SAYS = {
     "machine": "memory_bytes",
     "config": "max_staleness",
 }
-
-
-def look(
-    browser: int, scene: Callable[[Page], Awaitable[Any]], runs: Sequence[Any] = (), **options: Any
-) -> Any:
-    async def main() -> Any:
-        async with shown(browser, runs, **options) as page:
-            found = await scene(page)
-            assert page.console == []
-            return found
-
-    return asyncio.run(main())
 
 
 @pytest.mark.smoke

@@ -1,25 +1,12 @@
 """The tokens of an answer in Chromium: colours, seams, the worst token; 32,768 of them in time."""
 
-import asyncio
-from typing import Any
-
 from benchmarks.chromium import Page
-from tests.browser.shown_page import go, shown, words
+from tests.browser.shown_page import go, look, words
 from tests.page.fake_run import FakeRun
 
 LONG = 32_768
 ROW = 16
 """A sample whose tokens are kept."""
-
-
-def look(browser: int, scene: Any, run: FakeRun) -> Any:
-    async def main() -> Any:
-        async with shown(browser, [run]) as page:
-            found = await scene(page)
-            assert page.console == []
-            return found
-
-    return asyncio.run(main())
 
 
 def test_each_colouring_paints_and_the_seam_shows(browser: int) -> None:
@@ -39,7 +26,7 @@ def test_each_colouring_paints_and_the_seam_shows(browser: int) -> None:
         await page.press("ArrowRight")
         assert "21 of 40" in await words(page, ".token-detail")
 
-    look(browser, scene, FakeRun())
+    look(browser, scene, [FakeRun()])
 
 
 def test_many_tokens_open_within_a_second_and_recolour_in_a_fifth(browser: int) -> None:
@@ -72,7 +59,7 @@ def test_many_tokens_open_within_a_second_and_recolour_in_a_fifth(browser: int) 
             )
         return float(opened) / 1000, sorted(times)[len(times) // 2] / 1000
 
-    opened_s, recolour_s = look(browser, scene, run)
+    opened_s, recolour_s = look(browser, scene, [run])
     print(f"{LONG} tokens: opened in {opened_s:.3f} s, recoloured in {recolour_s:.3f} s")
     assert opened_s <= 1.0
     assert recolour_s <= 0.2

@@ -8,12 +8,14 @@ import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from penstock.channel import Channel, Method
 from penstock.channel.connection import MAX_FRAME_BYTES
 from penstock.errors import ChannelClosed, RemoteError, RequestRefused
 from penstock.records import Chunk
+from tests.channel.frames import framed, frames_of
+from tests.hostile_bytes import mangled
+from tests.records.builders import make_chunk
 
 
 class Number(msgspec.Struct, frozen=True):
@@ -62,11 +64,7 @@ def test_a_call_answers_and_calls_interleave() -> None:
 def test_a_stream_yields_in_order_with_arrays_intact() -> None:
     async def chunks(request: Number) -> AsyncIterator[Chunk]:
         for i in range(request.value):
-            yield Chunk(
-                token_ids=np.array([i, i + 1], np.int32),
-                logprobs=np.array([-0.5, -i], np.float32),
-                versions=np.array([3, 4], np.int32),
-            )
+            yield make_chunk([i, i + 1], logprobs=[-0.5, -i], versions=[3, 4])
 
     async def main() -> list[Chunk]:
         async with pair() as (left, right):
@@ -201,15 +199,11 @@ class Raw:
             await self.writer.wait_closed()
 
 
-def framed(data: bytes) -> bytes:
-    return len(data).to_bytes(4, "big") + data
-
-
 @pytest.mark.parametrize(
     "data",
     [
         framed(b"stray words"),
-        framed(msgspec.msgpack.encode({"type": "nonsense"})),
+        frames_of({"type": "nonsense"}),
         framed(b"\x91" * 100_000),
         framed(b"\x84\xa4type\xa4call\xa2id\x01\xa6method\xa1m\xa7payload" + b"\x91" * 100_000),
         b"\xff\xff\xff\xff",
@@ -235,10 +229,7 @@ def test_frames_may_come_in_pieces_and_several_at_once() -> None:
         async with asyncio.timeout(20), Raw() as raw:
             waiting = [asyncio.create_task(raw.channel.call(DOUBLE, Number(n))) for n in (1, 2, 3)]
             await raw.reader.readexactly(4)
-            answers = [
-                framed(msgspec.msgpack.encode({"type": "item", "id": n, "payload": {"value": 10 * n}}))
-                for n in (1, 2, 3)
-            ]
+            answers = [frames_of({"type": "item", "id": n, "payload": {"value": 10 * n}}) for n in (1, 2, 3)]
             for byte in answers[0]:
                 raw.writer.write(bytes([byte]))
                 await asyncio.sleep(0)
@@ -254,7 +245,7 @@ def test_an_answer_of_another_shape_is_the_other_sides_error() -> None:
         async with asyncio.timeout(20), Raw() as raw:
             waiting = asyncio.create_task(raw.channel.call(DOUBLE, Number(1)))
             await raw.reader.readexactly(4)
-            raw.writer.write(framed(msgspec.msgpack.encode({"type": "item", "id": 1, "payload": "x"})))
+            raw.writer.write(frames_of({"type": "item", "id": 1, "payload": "x"}))
             with pytest.raises(RemoteError, match="double: the answer can't be read"):
                 await waiting
 
@@ -284,30 +275,12 @@ FRAMES = [
 ]
 
 
-@st.composite
-def hostile_bytes(draw: st.DrawFn) -> bytes:
-    """Frames that are whole, repeated, changed in one place, cut short or said to be longer, and stray bytes."""
-    sent = b""
-    for _ in range(draw(st.integers(1, 5))):
-        data = bytearray(msgspec.msgpack.encode(draw(st.sampled_from(FRAMES))))
-        how = draw(st.sampled_from(["whole", "twice", "changed", "cut", "stray", "oversized"]))
-        if how == "changed":
-            data[draw(st.integers(0, len(data) - 1))] = draw(st.integers(0, 255))
-        frame = framed(bytes(data))
-        if how == "twice":
-            frame += frame
-        elif how == "cut":
-            frame = frame[: draw(st.integers(0, len(frame) - 1))]
-        elif how == "stray":
-            frame = draw(st.binary(max_size=40))
-        elif how == "oversized":
-            frame = draw(st.integers(MAX_FRAME_BYTES + 1, 2**32 - 1)).to_bytes(4, "big") + frame
-        sent += frame
-    return sent
+SENT = [*map(frames_of, FRAMES), (MAX_FRAME_BYTES + 1).to_bytes(4, "big") + frames_of(FRAMES[0]), b"\xff" * 5]
+"""The last two say that they are longer than any frame may be."""
 
 
 @settings(max_examples=60, deadline=None)
-@given(hostile_bytes())
+@given(mangled(SENT))
 def test_whatever_comes_over_a_channel_wakes_who_waits_and_raises_nowhere(data: bytes) -> None:
     async def double(number: Number) -> Number:
         return Number(2 * number.value)

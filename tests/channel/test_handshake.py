@@ -12,13 +12,9 @@ from penstock.channel import Channel, address, handshake
 from penstock.channel.address import Listener, connect
 from penstock.channel.handshake import NONCE_BYTES, Challenge, Hello, Proof, Refused, Welcome
 from penstock.errors import PenstockError, UserError
+from tests.channel.frames import frames_of
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
-
-
-def frame(message: msgspec.Struct) -> bytes:
-    data = msgspec.msgpack.encode(message)
-    return len(data).to_bytes(4, "big") + data
 
 
 async def read(reader: asyncio.StreamReader, kind: Any) -> Any:
@@ -120,9 +116,9 @@ def test_a_controller_that_does_not_know_the_token_gets_no_worker(sends_back: bo
 
     async def pretend(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         hello = await read(reader, Hello)
-        writer.write(frame(Challenge(hello.nonce if sends_back else b"n" * NONCE_BYTES)))
+        writer.write(frames_of(Challenge(hello.nonce if sends_back else b"n" * NONCE_BYTES)))
         proof = await read(reader, Proof)
-        writer.write(frame(Welcome(proof.mac if sends_back else b"m" * 32)))
+        writer.write(frames_of(Welcome(proof.mac if sends_back else b"m" * 32)))
         assert await reader.read() == b""
 
     async def main() -> None:
@@ -143,19 +139,19 @@ def test_a_proof_that_was_overheard_counts_for_nobody_else() -> None:
 
             async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
                 inner = await to(listener)
-                inner[1].write(frame(await read(reader, Hello)))
-                writer.write(frame(await read(inner[0], Challenge)))
+                inner[1].write(frames_of(await read(reader, Hello)))
+                writer.write(frames_of(await read(inner[0], Challenge)))
                 heard.append(await read(reader, Proof))
                 inner[1].close()
-                writer.write(frame(Refused("later")))
+                writer.write(frames_of(Refused("later")))
 
             async with answering(relay) as where:
                 with pytest.raises(UserError, match="later"):
                     await connect(where, "one.1", "token")
             reader, writer = await to(listener)
-            writer.write(frame(Hello(handshake.PROTOCOL, "one.1", b"n" * NONCE_BYTES)))
+            writer.write(frames_of(Hello(handshake.PROTOCOL, "one.1", b"n" * NONCE_BYTES)))
             await read(reader, Challenge)
-            writer.write(frame(heard[0]))
+            writer.write(frames_of(heard[0]))
             assert "not the run's" in (await read(reader, Refused)).reason
             writer.close()
             return arrived
@@ -167,7 +163,7 @@ def test_another_version_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         async with listening() as (listener, _):
             reader, writer = await to(listener)
-            writer.write(frame(Hello(7, "one.1", b"n" * NONCE_BYTES)))
+            writer.write(frames_of(Hello(7, "one.1", b"n" * NONCE_BYTES)))
             assert (await read(reader, Refused)).reason == (
                 f"the controller speaks version {handshake.PROTOCOL} of the channel, and the worker version 7; install the "
                 "same version of Penstock on both machines"

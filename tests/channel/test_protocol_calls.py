@@ -6,7 +6,6 @@ from contextlib import aclosing
 from typing import Protocol
 
 import msgspec
-import numpy as np
 import pytest
 
 from penstock.channel import Channel, Method, implement, remote, serve
@@ -14,6 +13,7 @@ from penstock.channel.protocol_calls import methods_of
 from penstock.errors import ChannelClosed, RemoteError, RequestRefused, TrainerLost
 from penstock.records import Chunk
 from tests.channel.test_connection import pair
+from tests.records.builders import make_chunk
 
 
 class Shelf(msgspec.Struct, frozen=True):
@@ -49,8 +49,7 @@ class Shelves:
 
     async def read(self, count: int) -> AsyncIterator[Chunk]:
         for number in range(count):
-            ids = np.array([number], np.int32)
-            yield Chunk(token_ids=ids, logprobs=-ids.astype(np.float32), versions=ids)
+            yield make_chunk([number], logprobs=-number, versions=number)
         await self._until_cancelled()
 
     async def close(self) -> None:

@@ -23,6 +23,7 @@ from penstock.observe.events import (
     TurnText,
     UpdateEvent,
 )
+from penstock.observe.run_state import RunState
 from penstock.observe.status import (
     AgeStatus,
     AnswerStatus,
@@ -32,6 +33,26 @@ from penstock.observe.status import (
     RunStatus,
     SampleStatus,
 )
+from penstock.observe.views import SilentView
+
+
+class DrawnView(SilentView):
+    """Keeps what it was asked to draw."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drawn: list[RunStatus] = []
+
+    def update(self, status: RunStatus) -> None:
+        self.drawn.append(status)
+
+
+def state_of(*events: AnyEvent) -> RunState:
+    """What these events make of a run's state."""
+    state = RunState()
+    for event in events:
+        state.on(event)
+    return state
 
 
 class HandClock:

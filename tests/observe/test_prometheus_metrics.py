@@ -1,15 +1,11 @@
 import msgspec
 
 from penstock.observe.prometheus_metrics import prometheus_text
-from penstock.observe.run_state import RunState
-from tests.observe.examples import ONE_OF_EACH, counters, drop, phase, run_event, step
+from tests.observe.examples import ONE_OF_EACH, counters, drop, phase, run_event, state_of, step
 
 
 def text(*events) -> str:
-    state = RunState()
-    for event in events:
-        state.on(event)
-    return prometheus_text(state)
+    return prometheus_text(state_of(*events))
 
 
 def test_what_is_known_of_a_run() -> None:

@@ -14,7 +14,17 @@ from penstock.observe.status import RunStatus
 from penstock.observe.store.event_store import EventStore, budgets
 from penstock.observe.views import SilentView
 from penstock.observe.writers.metrics_jsonl import JsonlWriter
-from tests.observe.examples import ONE_OF_EACH, SAMPLE, HandClock, counters, drop, phase, run_event, step
+from tests.observe.examples import (
+    ONE_OF_EACH,
+    SAMPLE,
+    DrawnView,
+    HandClock,
+    counters,
+    drop,
+    phase,
+    run_event,
+    step,
+)
 
 KEPT = budgets(samples_mb=1, tokens_mb=1, spans_mb=1)
 MAKERS: dict[str, Callable[[RunState, Path], Reader]] = {
@@ -151,17 +161,8 @@ def test_a_view_that_fails_at_the_start_costs_nothing() -> None:
     assert shown.state.name == "demo"
 
 
-class Drawing(SilentView):
-    def __init__(self) -> None:
-        super().__init__()
-        self.drawn: list[RunStatus] = []
-
-    def update(self, status: RunStatus) -> None:
-        self.drawn.append(status)
-
-
 def test_the_view_is_drawn_now_and_then_and_says_the_first_loss_of_a_kind() -> None:
-    view = Drawing()
+    view = DrawnView()
     read(
         lambda state: ViewReader(state, view),
         run_event(100.0),

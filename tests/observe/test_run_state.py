@@ -1,7 +1,6 @@
 import msgspec
 
 from penstock.observe.events import CheckpointEvent
-from penstock.observe.run_state import RunState
 from penstock.observe.status import AnswerStatus, ExpertStatus, FlowStatus, ProcessStatus, SampleStatus
 from tests.observe.examples import (
     ONE_OF_EACH,
@@ -10,16 +9,10 @@ from tests.observe.examples import (
     drop,
     phase,
     run_event,
+    state_of,
     step,
     update,
 )
-
-
-def state_of(*events) -> RunState:
-    state = RunState()
-    for event in events:
-        state.on(event)
-    return state
 
 
 def test_a_step_makes_a_row_by_the_names_of_metrics_jsonl() -> None:

@@ -19,6 +19,7 @@ from penstock.channel import Channel, remote
 from penstock.errors import PenstockError, RemoteError, UserError
 from penstock.processes.launchers.node_calls import FilePiece, Node, WorkerOrder
 from penstock.worker.node_agent import NodeAgent
+from tests.channel.frames import frames_of
 from tests.hostile_bytes import mangled
 
 KEEPER: Any = SimpleNamespace(add=lambda group: None)
@@ -100,19 +101,16 @@ def test_a_worker_is_started_once_and_files_come_before_it(tmp_path: Path) -> No
     assert not (tmp_path.parent / "elsewhere").exists()
 
 
-def framed(frame: dict[str, Any]) -> bytes:
-    data = msgspec.msgpack.encode(frame)
-    return len(data).to_bytes(4, "big") + data
-
-
 FRAMES = [
-    framed({"type": "call", "id": 1, "method": "node.beat", "payload": None}),
-    framed({"type": "call", "id": 2, "method": "node.files", "payload": [{"path": "a", "data": b"x"}]}),
-    framed({"type": "call", "id": 3, "method": "node.files", "payload": [{"path": "../../b", "data": b"x"}]}),
-    framed({"type": "call", "id": 4, "method": "node.start", "payload": {"name": "engine0"}}),
-    framed({"type": "call", "id": 5, "method": "node.signal", "payload": 2**63}),
-    framed({"type": "call", "id": 6, "method": "node.watch", "payload": None}),
-    framed({"type": "cancel", "id": 6}),
+    frames_of({"type": "call", "id": 1, "method": "node.beat", "payload": None}),
+    frames_of({"type": "call", "id": 2, "method": "node.files", "payload": [{"path": "a", "data": b"x"}]}),
+    frames_of(
+        {"type": "call", "id": 3, "method": "node.files", "payload": [{"path": "../../b", "data": b"x"}]}
+    ),
+    frames_of({"type": "call", "id": 4, "method": "node.start", "payload": {"name": "engine0"}}),
+    frames_of({"type": "call", "id": 5, "method": "node.signal", "payload": 2**63}),
+    frames_of({"type": "call", "id": 6, "method": "node.watch", "payload": None}),
+    frames_of({"type": "cancel", "id": 6}),
 ]
 
 

@@ -3,11 +3,11 @@ from pathlib import Path
 from penstock.observe.events import Span
 from penstock.observe.reading.frame_index import FrameIndex
 from penstock.observe.store.segments import Texts, key_times, segment_path
-from tests.observe.reading.test_segment_follower import writer
+from tests.observe.store.written import segment_writer
 
 
 def test_single_frames_are_found_by_their_keys(tmp_path: Path) -> None:
-    texts = writer(tmp_path, "texts")
+    texts = segment_writer(tmp_path, "texts")
     texts.write(0, [Texts(prompt=f"p{number}", answer="a", message="") for number in range(130)])
     index = FrameIndex(tmp_path, "texts")
     index.refresh()
@@ -20,13 +20,15 @@ def test_single_frames_are_found_by_their_keys(tmp_path: Path) -> None:
     assert [place.key for place in index.places] == [0, 64, 128, 130]
     segment_path(tmp_path, "texts", 0).unlink()
     assert index.read(index.places[0]) is None
-    writer(tmp_path, "texts", number=1).write(2, [Texts(prompt="p", answer="a", message="")])
+    segment_writer(tmp_path, "texts", number=1, first=100).write(
+        2, [Texts(prompt="p", answer="a", message="")]
+    )
     index.refresh()
     assert [place.key for place in index.places] == [100]
 
 
 def test_frames_of_spans_are_found_by_their_times(tmp_path: Path) -> None:
-    spans = writer(tmp_path, "spans")
+    spans = segment_writer(tmp_path, "spans")
     spans.write(0, [Span(process="p", time=9.25, track="t", name="n", start=3.5)])
     spans.write(1, [Span(process="p", time=1e9, track="t", name="n", start=-1.0)])
     index = FrameIndex(tmp_path, "spans")

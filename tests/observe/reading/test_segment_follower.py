@@ -6,15 +6,8 @@ import pytest
 from penstock.errors import UserError
 from penstock.observe.events import LogLine
 from penstock.observe.reading.segment_follower import SegmentFollower
-from penstock.observe.store.segment_writer import SegmentWriter
-from penstock.observe.store.segments import Kind, SegmentHead, packed, segment_path
-
-
-def writer(
-    folder: Path, kind: Kind = "facts", number: int = 0, max_bytes: int | None = None
-) -> SegmentWriter:
-    head = SegmentHead(format=1, kind=kind, session=0, offset_s=5.0)
-    return SegmentWriter(folder, head, number=number, first=100 * number, max_bytes=max_bytes)
+from penstock.observe.store.segments import SegmentHead, packed, segment_path
+from tests.observe.store.written import segment_writer
 
 
 def line(number: int) -> LogLine:
@@ -26,7 +19,7 @@ def lines(follower: SegmentFollower) -> list[str]:
 
 
 def test_each_call_gives_what_is_new(tmp_path: Path) -> None:
-    follower, facts = SegmentFollower(tmp_path, "facts"), writer(tmp_path)
+    follower, facts = SegmentFollower(tmp_path, "facts"), segment_writer(tmp_path)
     assert lines(follower) == []
     for number in range(3):
         facts.write(number, [line(number), line(number + 10)])
@@ -35,7 +28,7 @@ def test_each_call_gives_what_is_new(tmp_path: Path) -> None:
 
 
 def test_half_a_frame_is_waited_for(tmp_path: Path) -> None:
-    writer(tmp_path).write(0, [line(1)])
+    segment_writer(tmp_path).write(0, [line(1)])
     path = segment_path(tmp_path, "facts", 0)
     whole = path.read_bytes()
     for cut in (1, 10, len(whole) - 5):
@@ -47,12 +40,12 @@ def test_half_a_frame_is_waited_for(tmp_path: Path) -> None:
 
 
 def test_what_a_crash_has_cut_is_passed_over(tmp_path: Path) -> None:
-    facts = writer(tmp_path)
+    facts = segment_writer(tmp_path)
     facts.write(0, [line(1)])
     facts.write(1, [line(2)])
     path = segment_path(tmp_path, "facts", 0)
     path.write_bytes(path.read_bytes()[:-3])
-    writer(tmp_path, number=1).write(2, [line(3)])
+    segment_writer(tmp_path, number=1, first=100).write(2, [line(3)])
     follower = SegmentFollower(tmp_path, "facts")
     assert lines(follower) == ["1", "3"]
     assert follower.num_damaged == 1
@@ -60,11 +53,11 @@ def test_what_a_crash_has_cut_is_passed_over(tmp_path: Path) -> None:
 
 def test_segments_that_made_room_are_passed_over(tmp_path: Path) -> None:
     follower = SegmentFollower(tmp_path, "facts")
-    writer(tmp_path).write(0, [line(1)])
+    segment_writer(tmp_path).write(0, [line(1)])
     assert lines(follower) == ["1"]
     segment_path(tmp_path, "facts", 0).unlink()
     for number in (3, 4):
-        writer(tmp_path, number=number).write(number, [line(number)])
+        segment_writer(tmp_path, number=number, first=100 * number).write(number, [line(number)])
     assert lines(follower) == ["3", "4"]
 
 

@@ -2,13 +2,8 @@ from pathlib import Path
 
 from penstock.observe.events import LogLine, Span
 from penstock.observe.reading.segment_follower import SegmentFollower
-from penstock.observe.store.segment_writer import SegmentWriter
-from penstock.observe.store.segments import Kind, SegmentHead, segments_of
-
-
-def writer(folder: Path, kind: Kind, max_bytes: int | None, number: int = 0) -> SegmentWriter:
-    head = SegmentHead(format=1, kind=kind, session=0, offset_s=5.0)
-    return SegmentWriter(folder, head, number=number, first=0, max_bytes=max_bytes)
+from penstock.observe.store.segments import Kind, segments_of
+from tests.observe.store.written import segment_writer
 
 
 def span(number: int) -> Span:
@@ -21,7 +16,7 @@ def kept(folder: Path, kind: Kind) -> list[float]:
 
 
 def test_the_newest_stay_within_the_budget(tmp_path: Path) -> None:
-    spans = writer(tmp_path, "spans", 4000)
+    spans = segment_writer(tmp_path, "spans", max_bytes=4000)
     for number in range(200):
         spans.write(number, [span(number)])
         assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 4000
@@ -33,7 +28,7 @@ def test_the_newest_stay_within_the_budget(tmp_path: Path) -> None:
 
 
 def test_what_is_kept_for_good_has_no_end(tmp_path: Path) -> None:
-    facts = writer(tmp_path, "facts", None)
+    facts = segment_writer(tmp_path)
     for number in range(300):
         facts.write(number, [LogLine(process="p", time=float(number), line="x" * 50_000)])
     facts.close()
@@ -44,7 +39,7 @@ def test_what_is_kept_for_good_has_no_end(tmp_path: Path) -> None:
 def test_a_budget_holds_over_sessions(tmp_path: Path) -> None:
     for session in range(12):
         there = segments_of(tmp_path, "spans")
-        spans = writer(tmp_path, "spans", 2000, number=there[-1] + 1 if there else 0)
+        spans = segment_writer(tmp_path, "spans", max_bytes=2000, number=there[-1] + 1 if there else 0)
         for number in range(5):
             spans.write(0, [span(5 * session + number)])
         spans.close()
@@ -53,7 +48,7 @@ def test_a_budget_holds_over_sessions(tmp_path: Path) -> None:
 
 
 def test_half_of_a_surrogate_pair_costs_nothing(tmp_path: Path) -> None:
-    facts = writer(tmp_path, "facts", None)
+    facts = segment_writer(tmp_path)
     facts.write(
         0, [LogLine(process="p", time=1.0, line="half \ud800"), LogLine(process="p", time=2.0, line="x")]
     )
@@ -63,7 +58,7 @@ def test_half_of_a_surrogate_pair_costs_nothing(tmp_path: Path) -> None:
 
 
 def test_files_are_their_owners_alone(tmp_path: Path) -> None:
-    facts = writer(tmp_path, "facts", None)
+    facts = segment_writer(tmp_path)
     facts.write(0, [LogLine(process="p", time=1.0, line="x")])
     facts.close()
     assert (tmp_path / "facts-000000.seg").stat().st_mode & 0o777 == 0o600

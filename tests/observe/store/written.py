@@ -9,6 +9,8 @@ from penstock.observe.events import AnyEvent, RunEvent, SampleEvent
 from penstock.observe.reading.run_reading import RunReading
 from penstock.observe.run_state import RunState
 from penstock.observe.store.event_store import EventStore, budgets
+from penstock.observe.store.segment_writer import SegmentWriter
+from penstock.observe.store.segments import Kind, SegmentHead
 from tests.observe.examples import SAMPLE, run_event
 
 KEPT = budgets(samples_mb=8, tokens_mb=8, spans_mb=8)
@@ -25,6 +27,13 @@ def write(folder: Path, events: Iterable[AnyEvent], *, budget=KEPT, close: bool 
     if close:
         store.close()
     return store
+
+
+def segment_writer(
+    folder: Path, kind: Kind = "facts", *, number: int = 0, first: int = 0, max_bytes: int | None = None
+) -> SegmentWriter:
+    head = SegmentHead(format=1, kind=kind, session=0, offset_s=5.0)
+    return SegmentWriter(folder, head, number=number, first=first, max_bytes=max_bytes)
 
 
 def read(folder: Path) -> RunReading:
