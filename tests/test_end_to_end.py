@@ -28,6 +28,7 @@ from penstock.observe.reading.run_reading import RunReading
 from penstock.observe.writers.recoveries_jsonl import read_recoveries
 from penstock.processes.run_processes import wait_for_orphans
 from penstock.trainer.checkpoint.state_files import load_state
+from tests.cli.commands import call
 
 pytestmark = pytest.mark.processes
 
@@ -76,9 +77,7 @@ def project(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def train(*words: str) -> dict[str, Any]:
-    with pytest.raises(SystemExit) as ended:
-        main(["train", "config.yaml", *words])
-    assert ended.value.code == 0
+    assert call("train", "config.yaml", *words) == 0
     newest = max(Path("runs").iterdir(), key=lambda folder: folder.stat().st_mtime)
     return dict(json.loads((newest / "summary.json").read_text()))
 
@@ -190,9 +189,7 @@ def test_mixed_reasoning_gym_tasks_come_as_the_curriculum_says(project: Path, ti
             }
         )
     )
-    with pytest.raises(SystemExit) as ended:
-        main(["train", "mix.yaml"])
-    assert ended.value.code == 0
+    assert call("train", "mix.yaml") == 0
     reading = RunReading(project / "runs" / "mix")
     reading.refresh()
     samples = [reading.samples.head(row) for row in range(len(reading.samples))]
@@ -488,9 +485,7 @@ def test_what_fails_in_a_child_is_one_sentence_where_it_can_be_mended(project: P
 
 def complain(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     started = time.process_time()
-    with pytest.raises(SystemExit) as ended:
-        main(["train", *words])
-    assert ended.value.code == 2
+    assert call("train", *words) == 2
     assert time.process_time() - started < 30
     error = capsys.readouterr().err
     assert error.startswith("error: ")
@@ -583,9 +578,7 @@ def test_a_run_goes_on_from_its_last_checkpoint(project: Path) -> None:
     assert trainer_state(run, step)["num_updates"] == step
 
     shutil.rmtree(run / "checkpoints" / "step-6")  # as if it had been killed in step 6
-    with pytest.raises(SystemExit) as ended:
-        main(["resume", "runs/run"])
-    assert ended.value.code == 0
+    assert call("resume", "runs/run") == 0
     rows, undone = rows_of(run / "metrics.jsonl"), rows_of(run / "metrics.undone.jsonl")
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
     assert [row["step"] for row in undone] == list(range(step + 1, 7))
@@ -626,9 +619,7 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_goes_on_elsewhere(pro
     moved = Path(shutil.move(run, project / "elsewhere"))
     facts = json.loads((moved / "run.json").read_text())
     assert "sync.transport" in facts["auto"]
-    with pytest.raises(SystemExit) as ended:
-        main(["resume", "elsewhere", "run.steps=3"])
-    assert ended.value.code == 0
+    assert call("resume", "elsewhere", "run.steps=3") == 0
     assert [row["step"] for row in rows_of(moved / "metrics.jsonl")] == [1, 2, 3]
     progress = read_progress(moved / "checkpoints" / "step-3")
     groups_per_step = yaml.safe_load((moved / "config.yaml").read_text())["rollout"]["groups_per_step"]
@@ -649,18 +640,14 @@ def test_a_run_that_was_killed_goes_on(project: Path, capsys: pytest.CaptureFixt
         for _ in process.stdout:
             if len(checkpoints_of(run)) >= 2:
                 break
-        with pytest.raises(SystemExit) as ended:
-            main(["resume", "runs/run"])
-        assert ended.value.code == 2
+        assert call("resume", "runs/run") == 2
         assert "is in use by a run that is still running" in capsys.readouterr().err
     finally:
         process.kill()
         process.communicate(timeout=60)
     wait_for_orphans(run)  # the trainer may still name the checkpoint that it was writing
     last = max(checkpoints_of(run))
-    with pytest.raises(SystemExit) as ended:
-        main(["resume", "runs/run", f"run.steps={last + 2}"])
-    assert ended.value.code == 0
+    assert call("resume", "runs/run", f"run.steps={last + 2}") == 0
     assert [row["step"] for row in rows_of(run / "metrics.jsonl")] == list(range(1, last + 3))
     assert list(checkpoints_of(run)) == [last + 1, last + 2]
     assert not list((run / "checkpoints").glob(".*"))

@@ -1,7 +1,6 @@
 """The examples of library entrances run, and what they refuse."""
 
 import asyncio
-import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -14,16 +13,13 @@ import torch
 import penstock
 from penstock.errors import UserError
 from tests.test_own_parts import blocks
+from tests.tools.loaded_files import load_file
 
 EXAMPLES = Path(__file__).parent.parent / "examples" / "library"
 
 
 def example(name: str) -> Any:
-    spec = importlib.util.spec_from_file_location(f"library_{name}", EXAMPLES / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_file(EXAMPLES / f"{name}.py")
 
 
 def test_every_example_is_read_at_a_glance() -> None:

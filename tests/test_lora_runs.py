@@ -1,7 +1,6 @@
 """Real processes, a real (tiny) model, and an adapter on it: from training to a merged model."""
 
 import asyncio
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,35 +10,22 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from penstock.cli.main import main
 from penstock.config.root import PenstockConfig
 from penstock.engines.config import EngineConfig
 from penstock.engines.embedded.engine import EmbeddedEngine
-from penstock.engines.engine_pool import EnginePool
 from penstock.errors import FingerprintMismatch
 from penstock.models.load import load_model
 from penstock.observe.event_queue import EventQueue
-from penstock.planner.simulation import SimulatedScorer, SimulatedTokenizer
-from penstock.run.assembly import Parts, build_controller
+from penstock.run.assembly import build_controller
 from penstock.sync.shared_memory import SharedMemoryReceiver
 from penstock.worker import trainer_role
-from tests.loop.test_controller import Tasks
+from tests.cli.commands import call
+from tests.loop.simulated_parts import simulated_parts
 from tests.rollout.contract import SEVEN
-from tests.test_end_to_end import project, train  # noqa: F401  (a fixture)
+from tests.test_end_to_end import project, rows_of, train  # noqa: F401  (a fixture)
 from tests.worker.test_trainer_role import LORA, START
 
 ADAPTER = ("model.lora.rank=4", "trainer.learning_rate=0.02", "rollout.groups_per_step=2")
-
-
-def run_cli(*words: str) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(list(words))
-    assert ended.value.code == 0
-
-
-def steps_of(run: Path) -> list[dict[str, Any]]:
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [row for row in rows if "loss" in row]
 
 
 def logits(model: Any) -> torch.Tensor:
@@ -55,7 +41,7 @@ def test_an_adapter_from_training_to_a_merged_model(
 ) -> None:
     summary = train(*ADAPTER, "run.steps=8", "run.checkpoint_every=5", "algorithm.kl_coef=0.001")
     run = project / "runs" / "run"
-    rows = steps_of(run)
+    rows = rows_of(run / "metrics.jsonl")
     assert summary["steps"] == 8
     assert rows[0]["reference_kl"] == 0.0 < rows[-1]["reference_kl"]
     # Where engine and trainer have the same weights they agree, so the adapter is what generates.
@@ -63,22 +49,22 @@ def test_an_adapter_from_training_to_a_merged_model(
     assert gaps
     assert max(gaps) < 1e-4
 
-    run_cli("resume", "run", "run.steps=12")
-    assert [row["step"] for row in steps_of(run)] == list(range(1, 13))
+    assert call("resume", "run", "run.steps=12") == 0
+    assert [row["step"] for row in rows_of(run / "metrics.jsonl")] == list(range(1, 13))
 
     base = AutoModelForCausalLM.from_pretrained(tiny_model)
     plain = logits(base)
     adapted = PeftModel.from_pretrained(base, str(run / "model")).eval()
     rise = logits(adapted).log_softmax(-1)[..., SEVEN] - plain.log_softmax(-1)[..., SEVEN]
     assert rise.mean() > 0.1  # 0.38 to 0.80 over six seeds; sampled rewards of so short a run are noise
-    run_cli("export", "run", "--merge", "--to", "merged")
+    assert call("export", "run", "--merge", "--to", "merged") == 0
     assert torch.allclose(logits(AutoModelForCausalLM.from_pretrained("merged")), logits(adapted), atol=1e-4)
 
     capsys.readouterr()
     for model in ("run", "merged"):
         name = str(run) if model == "run" else model
         words = ("rollout.max_new_tokens=8", "reward.functions=rewards.py:sevens", "run.seed=3")
-        run_cli("eval", name, *words, "--tasks", "tasks.jsonl", "--samples", "2")
+        assert call("eval", name, *words, "--tasks", "tasks.jsonl", "--samples", "2") == 0
     of_run, of_merged = [line for line in capsys.readouterr().out.splitlines() if "mean reward" in line]
     assert of_run == of_merged
 
@@ -92,7 +78,7 @@ def test_an_adapter_from_training_to_a_merged_model(
 @pytest.mark.full
 def test_dora_is_trained_and_served(project: Path) -> None:  # noqa: F811
     train(*ADAPTER, "model.lora.dora=true", "run.steps=3", "staleness.max_staleness=0")
-    rows = steps_of(project / "runs" / "run")
+    rows = rows_of(project / "runs" / "run" / "metrics.jsonl")
     assert len(rows) == 3
     assert max(row["logprob_gap_max"] for row in rows) < 1e-4
 
@@ -112,9 +98,7 @@ def test_what_can_not_be_trained_is_one_sentence_at_the_start(
     word: str,
     sentence: str,
 ) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["train", "config.yaml", word])
-    assert ended.value.code == 2
+    assert call("train", "config.yaml", word) == 2
     assert sentence in " ".join(capsys.readouterr().err.split())
     assert not (project / "runs").exists()
 
@@ -150,13 +134,7 @@ def test_an_adapter_that_does_not_reach_an_engine_ends_the_run(
             versions={"policy": -1},
         )
         config = PenstockConfig.model_validate({"model": {"lora": LORA}})
-        parts = Parts(
-            engines=EnginePool({"engine0": engine}),
-            trainers=[service],
-            scorer=SimulatedScorer(score_s=lambda: 0.0, value=lambda task, episode: 0.0),
-            tokenizer=SimulatedTokenizer(),
-            tasks=Tasks(),
-        )
+        parts = simulated_parts(engine, service)
         await build_controller(config, parts).start()
         assert engine.versions == {"policy": 1}
 

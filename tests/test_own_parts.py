@@ -9,11 +9,11 @@ import pytest
 import yaml
 
 import penstock
-from penstock.cli.main import main
 from penstock.errors import UserError
 from penstock.observe import readers
 from penstock.observe.reading.run_reading import RunReading
 from penstock.page.chart_answers import list_metrics
+from tests.cli.commands import call
 
 DOCS = Path(__file__).parent.parent / "docs"
 TASKS = "".join(f'{{"prompt": "{a}+5=", "answer": "{a + 5}"}}\n' for a in range(40))
@@ -56,9 +56,7 @@ def test_algorithms_of_ones_own_train_as_the_docs_show_them(
     monkeypatch.setattr(readers, "DRAW_EVERY_S", 0.0)  # these steps are quicker than the view
     Path("config.yaml").write_text(yaml.safe_dump(project))
     words = ["trainer.parallel.data=2", "run.checkpoint_every=1", "observe.every_s=0.001"]
-    with pytest.raises(SystemExit) as ended:
-        main(["train", "config.yaml", *words])
-    assert ended.value.code == 0
+    assert call("train", "config.yaml", *words) == 0
     assert re.search(r"step [123]/3 .*  my_weight [01][.\d]*  ", capsys.readouterr().out)
     reading = RunReading(Path("runs/run"))
     reading.refresh()
@@ -68,9 +66,7 @@ def test_algorithms_of_ones_own_train_as_the_docs_show_them(
     weights = [row["my_weight"] for row in metrics() if "my_weight" in row]
     assert len(weights) == 3
     assert all(0 < weight <= 1 for weight in weights)
-    with pytest.raises(SystemExit) as ended:
-        main(["resume", "run", "run.steps=4"])
-    assert ended.value.code == 0
+    assert call("resume", "run", "run.steps=4") == 0
     assert [row["step"] for row in metrics() if "my_weight" in row] == [1, 2, 3, 4]
 
 
@@ -95,9 +91,7 @@ def test_what_is_wrong_with_them_is_a_sentence(
 ) -> None:
     """Before anything starts where the signature shows it, from the trainer where only a step does."""
     Path("config.yaml").write_text(yaml.safe_dump(project))
-    with pytest.raises(SystemExit) as ended:
-        main(["train", "config.yaml", word])
-    assert ended.value.code == 2
+    assert call("train", "config.yaml", word) == 2
     error = capsys.readouterr().err
     if sentence is None:
         assert "the advantage 'mine.py:my_correction' failed: AttributeError: " in error
@@ -169,9 +163,7 @@ def test_an_engine_a_transport_and_a_launcher_of_ones_own_serve_a_run(
     own = {**project, **yaml.safe_load(config), "algorithm": {}, "sync": {"transport": "pigeons.py:PIGEON"}}
     own["launcher"] = {"kind": "places.py:MINE", "settings": {"motto": "workers go where I say"}}
     Path("config.yaml").write_text(yaml.safe_dump(own))
-    with pytest.raises(SystemExit) as ended:
-        main(["train", "config.yaml", "rollout.max_new_tokens=8"])
-    assert ended.value.code == 0
+    assert call("train", "config.yaml", "rollout.max_new_tokens=8") == 0
     assert "workers go where I say" in capsys.readouterr().out
     rows = [row for row in metrics() if "answer_tokens_max" in row]
     assert [row["step"] for row in rows] == [1, 2, 3]
@@ -199,9 +191,7 @@ def test_a_wrong_part_is_refused_before_anything_starts(
     if word.startswith("engine.kind="):
         own["engine"].pop("settings", None)  # they are of the kind that is not used then
     Path("config.yaml").write_text(yaml.safe_dump({**project, **own, "algorithm": {}}))
-    with pytest.raises(SystemExit) as ended:
-        main(["train", "config.yaml", word])
-    assert ended.value.code == 2
+    assert call("train", "config.yaml", word) == 2
     error = capsys.readouterr().err
     assert sentence in error and error.startswith("error: ") and error.count("\n") == 1
     assert not Path("runs").exists()

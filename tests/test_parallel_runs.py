@@ -12,8 +12,8 @@ from penstock.durability.checkpoints import read_progress
 from penstock.durability.kept_checkpoints import checkpoints_of
 from penstock.processes.trainer_group import TrainerGroup
 from penstock.records import StepPlan, StepResult
-from tests.test_end_to_end import project, train  # noqa: F401  (a fixture)
-from tests.test_lora_runs import run_cli, steps_of
+from tests.cli.commands import call
+from tests.test_end_to_end import project, rows_of, train  # noqa: F401  (a fixture)
 
 pytestmark = pytest.mark.full
 
@@ -37,7 +37,7 @@ def test_two_ranks_train_publish_and_save(
     summary = train("run.steps=4", *settings, "rollout.groups_per_step=2")
     run = project / "runs" / "run"
     assert summary["steps"] == 4
-    assert len(steps_of(run)) == 4
+    assert len(rows_of(run / "metrics.jsonl")) == 4
     assert {"trainer.log", "trainer1.log"} <= {path.name for path in (run / "logs").iterdir()}
     before, after = (load_file(folder / "model.safetensors") for folder in (tiny_model, run / "model"))
     assert {name: tensor.shape for name, tensor in after.items()} == {
@@ -77,8 +77,8 @@ def test_a_rank_that_dies_takes_its_group_down_and_back_up(
     consumed = read_progress(run / "checkpoints" / "latest").consumed
     assert sum(last - first + 1 for first, last in consumed) == 12
 
-    run_cli("resume", str(run), "run.steps=8", "trainer.parallel.shard=1")
-    assert {row["step"] for row in steps_of(run)} == set(range(1, 9))
+    assert call("resume", str(run), "run.steps=8", "trainer.parallel.shard=1") == 0
+    assert {row["step"] for row in rows_of(run / "metrics.jsonl")} == set(range(1, 9))
     consumed = read_progress(run / "checkpoints" / "latest").consumed
     assert sum(last - first + 1 for first, last in consumed) == 16
     assert (run / "checkpoints" / "latest" / "trainer" / "state.json").is_file()

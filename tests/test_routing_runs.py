@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from penstock.cli.main import main
-from tests.test_end_to_end import project, train  # noqa: F401  (a fixture)
+from tests.cli.commands import call
+from tests.test_end_to_end import project, rows_of, train  # noqa: F401  (a fixture)
 
 pytestmark = pytest.mark.full
 
@@ -60,8 +60,7 @@ def train_mixture(mixture: Path, *words: str) -> tuple[dict[str, Any], list[dict
         *words,
     )
     newest = max(Path("runs").iterdir(), key=lambda folder: folder.stat().st_mtime)
-    rows = [json.loads(line) for line in (newest / "metrics.jsonl").read_text().splitlines()]
-    return summary, [row for row in rows if "loss" in row]
+    return summary, rows_of(newest / "metrics.jsonl")
 
 
 @pytest.mark.timeout(300)
@@ -112,9 +111,7 @@ def test_an_engine_that_rounds_flips_choices_and_replay_narrows_the_gap(
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    with pytest.raises(SystemExit) as ended:
-        main(["train", "config.yaml", *words])
-    assert ended.value.code == 2
+    assert call("train", "config.yaml", *words) == 2
     return " ".join(capsys.readouterr().err.split())
 
 

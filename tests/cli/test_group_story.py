@@ -19,17 +19,13 @@ from penstock.loop.attempt_records import (
 )
 from penstock.planner.virtual_time import run_in_virtual_time
 from penstock.records import ScoredGroup, WorkProgressed
-from tests.loop.test_admission import scored
 from tests.loop.test_attempts import admitted, ended
+from tests.records.builders import scored, with_turns
 from tests.records.test_partial_work import part
 
 
 def answered(number: int, text: str) -> ScoredGroup:
-    group = scored(number, [4, 5])
-    episode = group.group.episodes[0]
-    turn = msgspec.structs.replace(episode.turns[0], text=text)
-    episode = msgspec.structs.replace(episode, turns=(turn,))
-    return msgspec.structs.replace(group, group=msgspec.structs.replace(group.group, episodes=(episode,)))
+    return with_turns(scored(number, [4, 5]), lambda turn: msgspec.structs.replace(turn, text=text))
 
 
 @pytest.fixture

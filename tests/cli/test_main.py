@@ -14,13 +14,8 @@ from penstock.config.root import PenstockConfig
 from penstock.errors import UserError, WorkerDied
 from penstock.observe.run_state import RunState
 from penstock.run.summary import summarise
+from tests.cli.commands import call
 from tests.observe.examples import run_event
-
-
-def call(*words: str) -> int:
-    with pytest.raises(SystemExit) as ended:
-        main(list(words))
-    return int(ended.value.code or 0)
 
 
 def test_init_writes_a_config_that_loads_and_says_every_default(

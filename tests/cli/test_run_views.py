@@ -9,17 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli.main import main
 from penstock.cli.run_views import ViewSettings, Watcher, file_size, view_runs, watch_run
 from penstock.errors import UserError
 from penstock.observe.events import LogLine, Span
 from penstock.observe.reading.run_reading import RunReading
 from penstock.observe.run_state import RunState
-from penstock.observe.status import RunStatus
 from penstock.observe.store.event_store import EventStore
 from penstock.observe.views import SilentView
 from penstock.run.run_folder import held
-from tests.observe.examples import drop, phase, run_event, step
+from tests.cli.commands import call
+from tests.observe.examples import DrawnView, drop, phase, run_event, step
 from tests.observe.store.written import KEPT, read, sample, write
 
 SPAN = Span(process="trainer", time=102.0, track="step", name="step", start=101.0, attributes={"step": 1})
@@ -28,9 +27,7 @@ ENDED = [run_event(), phase("training", 100.5), SPAN, step(1, 102.0), phase("don
 
 def test_a_trace_is_written_into_the_run_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path / "run", ENDED)
-    with pytest.raises(SystemExit) as ended:
-        main(["trace", str(tmp_path / "run")])
-    assert ended.value.code == 0
+    assert call("trace", str(tmp_path / "run")) == 0
     size = (tmp_path / "run" / "trace.pftrace").stat().st_size
     assert 20 < size < 1000
     assert capsys.readouterr().out.startswith(
@@ -58,17 +55,13 @@ def test_what_is_not_there_is_one_sentence(
     monkeypatch.chdir(tmp_path)
     Path("bare").mkdir()
     write(tmp_path / "empty", [run_event()])
-    with pytest.raises(SystemExit) as ended:
-        main(words)
-    assert ended.value.code == 2
+    assert call(*words) == 2
     assert message in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_report_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path / "run", ENDED)
-    with pytest.raises(SystemExit) as ended:
-        main(["report", str(tmp_path / "run")])
-    assert ended.value.code == 0
+    assert call("report", str(tmp_path / "run")) == 0
     assert capsys.readouterr().out.startswith(f"wrote {tmp_path}/run/report.html: ")
 
 
@@ -93,21 +86,12 @@ def test_watching_ends_with_the_run(tmp_path: Path) -> None:
     assert len(slept) == 3
 
 
-class Drawing(SilentView):
-    def __init__(self) -> None:
-        super().__init__()
-        self.drawn: list[RunStatus] = []
-
-    def update(self, status: RunStatus) -> None:
-        self.drawn.append(status)
-
-
 def line(text: str, time: float) -> LogLine:
     return LogLine(process="controller", time=time, line=text)
 
 
 def test_a_run_that_goes_on_is_followed_to_its_end(tmp_path: Path) -> None:
-    view, state = Drawing(), RunState()
+    view, state = DrawnView(), RunState()
 
     def tell(*events) -> None:
         for event in events:
@@ -141,7 +125,7 @@ def test_a_run_that_goes_on_is_followed_to_its_end(tmp_path: Path) -> None:
 
 def test_a_run_that_died_is_said_to_have(tmp_path: Path) -> None:
     write(tmp_path, [run_event(), phase("training", 101.0), sample(1), step(1, 102.0)], close=False)
-    view = Drawing()
+    view = DrawnView()
     watcher = Watcher(read(tmp_path), view)
     assert not watcher.look()
     watcher.show_end()

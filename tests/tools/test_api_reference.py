@@ -1,6 +1,5 @@
 """The API reference has every public name, and a meaning for all that it shows."""
 
-from pathlib import Path
 from types import ModuleType
 
 import msgspec
@@ -8,8 +7,7 @@ import pytest
 
 import penstock
 import penstock.records
-
-TOOLS = Path(__file__).parents[2] / "tools"
+from tests.tools.loaded_files import TOOLS
 
 
 @pytest.fixture

@@ -1,32 +1,19 @@
 """What the tool makes of a run that was killed; `python tools/kill_run.py` plays one."""
 
-import importlib.util
 import random
 import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from penstock.durability.checkpoints import BEGINNING
 from penstock.durability.kept_checkpoints import PROGRESS
 from penstock.processes.run_processes import RunProcess
+from tests.tools.loaded_files import TOOLS, load_file
 
-TOOL = Path(__file__).parents[2] / "tools" / "kill_run.py"
-
-
-def load() -> Any:
-    spec = importlib.util.spec_from_file_location("kill_run", TOOL)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-tool = load()
+tool = load_file(TOOLS / "kill_run.py")
 
 
 @pytest.mark.parametrize(

@@ -1,19 +1,9 @@
-import importlib.util
-from pathlib import Path
-
-TOOL = Path(__file__).parents[2] / "tools" / "random_model.py"
-
-
-def load():
-    spec = importlib.util.spec_from_file_location("random_model", TOOL)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+from tests.tools.loaded_files import TOOLS, load_file
 
 
 def test_the_tokenizer_has_the_whole_vocabulary_and_knows_its_texts():
     texts = ["How many apples are there?", "How many pears are left?"] * 5
-    tokenizer = load().make_tokenizer(iter(texts), 700)
+    tokenizer = load_file(TOOLS / "random_model.py").make_tokenizer(iter(texts), 700)
     assert len(tokenizer) == 700
     ids = tokenizer(texts[0]).input_ids
     assert len(ids) < 12  # learnt from the texts, not spelt out

@@ -6,7 +6,8 @@ from types import ModuleType
 
 import pytest
 
-TOOLS = Path(__file__).parents[2] / "tools"
+from tests.tools.loaded_files import TOOLS
+
 SOURCE = '''
 Kind = Literal["a", "b"]
 """What there is."""

@@ -1,28 +1,18 @@
 """The families that matter, past every limit of theirs; `python tools/supported_models.py` does all."""
 
-import importlib.util
-from pathlib import Path
-
 import pytest
 from transformers import CONFIG_MAPPING
 
-TOOL = Path(__file__).parents[2] / "tools" / "supported_models.py"
+from tests.tools.loaded_files import TOOLS, load_file
 
-
-def load():
-    spec = importlib.util.spec_from_file_location("supported_models", TOOL)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
+tool = load_file(TOOLS / "supported_models.py")
 EXACT = ["llama", "qwen2", "qwen3", "qwen3_moe", "mistral", "mixtral", "gemma2", "gemma3_text", "gpt_oss", "olmo3",
          "deepseek_v3", "smollm3", "exaone4"]  # fmt: skip
 
 
 @pytest.mark.parametrize("family", EXACT)
 def test_families_that_matter_are_exact(family):
-    assert load().verdict(CONFIG_MAPPING[family]()) == "exact"
+    assert tool.verdict(CONFIG_MAPPING[family]()) == "exact"
 
 
 @pytest.mark.parametrize(
@@ -35,13 +25,13 @@ def test_families_that_matter_are_exact(family):
     ],
 )
 def test_others_say_why(family, start):
-    assert load().verdict(CONFIG_MAPPING[family]()).startswith(start)
+    assert tool.verdict(CONFIG_MAPPING[family]()).startswith(start)
 
 
 def test_a_family_is_judged_by_its_published_models():
     """LFM2 has convolutions though its default config has none; Phi-3 with 128k tokens switches its factors."""
-    first, *rows = load().table(["lfm2", "phi3"]).splitlines()
-    page = (TOOL.parents[1] / "docs" / "models.md").read_text(encoding="utf-8").splitlines()
+    first, *rows = tool.table(["lfm2", "phi3"]).splitlines()
+    page = (TOOLS.parent / "docs" / "models.md").read_text(encoding="utf-8").splitlines()
     assert [row.split("|")[3].strip() for row in rows[1:]] == [
         "refused: layers (conv)",
         "exact",
@@ -51,6 +41,6 @@ def test_a_family_is_judged_by_its_published_models():
 
 
 def test_the_page_names_every_family_that_this_transformers_has():
-    page = (TOOL.parents[1] / "docs" / "models.md").read_text(encoding="utf-8")
+    page = (TOOLS.parent / "docs" / "models.md").read_text(encoding="utf-8")
     missing = [name for name in EXACT if f"| `{name}` |" not in page]
     assert not missing

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from penstock.cli.main import main
+from tests.cli.commands import call
 from tests.vllm_live.live import ADAPTER_RANK, reset_weights
 
 
@@ -81,7 +82,8 @@ def test_what_vllm_lacks_is_refused_at_the_start(
     sentence: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as ended:
-        main(["train", "engine.kind=vllm", f"engine.vllm.urls=[{server}]", "engine.max_context=64", *words])
-    assert ended.value.code == 2
+    assert (
+        call("train", "engine.kind=vllm", f"engine.vllm.urls=[{server}]", "engine.max_context=64", *words)
+        == 2
+    )
     assert sentence in " ".join(capsys.readouterr().err.split())
