@@ -1,4 +1,3 @@
-import numpy as np
 import pytest
 
 from penstock.algorithms.selection import (
@@ -9,25 +8,16 @@ from penstock.algorithms.selection import (
     select,
     zero_variance,
 )
-from penstock.records import Episode, Group, SamplingParams, Score, ScoredGroup, Task, Turn
+from tests.records.builders import make_turn, scored_episodes
 
 
 def scored(values, *, lengths=None, reasons=None, number=0, version=0):
-    episodes = []
-    for index in range(len(values)):
-        length = lengths[index] if lengths else 2
-        turn = Turn(
-            prompt_ids=np.array([1], dtype=np.int32),
-            output_ids=np.ones(length, dtype=np.int32),
-            logprobs=np.zeros(length, dtype=np.float32),
-            versions=np.full(length, version + index, dtype=np.int32),
-            finish_reason=reasons[index] if reasons else "stop",
-            sampling=SamplingParams(),
-            text="",
-        )
-        episodes.append(Episode(task_id="t", turns=(turn,)))
-    group = Group(number=number, task=Task(id="t", prompt=""), episodes=tuple(episodes))
-    return ScoredGroup(group=group, scores=tuple(Score(value=value) for value in values))
+    """Two tokens an answer, and a version of its own for each, unless said otherwise."""
+    turns = [
+        make_turn([1], [1] * (lengths[n] if lengths else 2), versions=version + n, finish_reason=reason)
+        for n, reason in enumerate(reasons or ["stop"] * len(values))
+    ]
+    return scored_episodes([[turn] for turn in turns], values, number=number)
 
 
 def test_zero_variance_drops_equal_scores_and_single_episodes():

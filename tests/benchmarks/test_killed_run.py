@@ -12,7 +12,7 @@ from penstock.loop.admission import Ticket
 from penstock.loop.attempt_records import EpisodeEnded, GroupAdmitted, scored_record
 from penstock.planner.virtual_time import run_in_virtual_time
 from penstock.records import TurnPart, WorkProgressed
-from tests.loop.test_admission import scored
+from tests.records.builders import scored
 from tests.records.test_partial_work import part
 
 

@@ -4,23 +4,18 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from penstock.blob_stores import MemoryBlobs
 from penstock.durability.blob_copies import BlobCopies
 from penstock.errors import BlobLost
-from penstock.records import BlobRef, Group, MaskRef
-from tests.loop.test_admission import scored
+from penstock.records import BlobRef, Group
+from tests.records.builders import scored, with_blob
 
 
 def group_with_blob(store: MemoryBlobs) -> Group:
     ref = store.put("group-3/g3.0.0", b"mask")
-    group = scored(3, [0, 0]).group
-    episode = group.episodes[0]
-    mask = MaskRef(start=0, num_tokens=2, vocab_size=9, blob=ref)
-    turn = msgspec.structs.replace(episode.turns[0], sampling_masks=(mask,))
-    return msgspec.structs.replace(group, episodes=(msgspec.structs.replace(episode, turns=(turn,)),))
+    return with_blob(scored(3, [0, 0]), ref).group
 
 
 def test_blobs_are_brought_back_into_another_store(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ from penstock.planner.virtual_time import run_in_virtual_time
 from penstock.records import BlobRef, CallAnswer, Task, WorkProgressed
 from penstock.safe_files import replace_private
 from tests.durability.test_blob_copies import group_with_blob
-from tests.loop.test_admission import scored
+from tests.records.builders import scored
 from tests.records.test_partial_work import part
 
 

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from penstock.blob_stores import MemoryBlobs
@@ -17,8 +16,8 @@ from penstock.durability.durable_log import DurableGroupLog, open_log, read_atte
 from penstock.durability.journal.journal_files import DiskFiles
 from penstock.loop.admission import Ticket
 from penstock.loop.attempt_records import GroupAdmitted, scored_record
-from penstock.records import Group, MaskRef, ScoredGroup
-from tests.loop.test_admission import scored
+from penstock.records import Group, ScoredGroup
+from tests.records.builders import scored, with_blob
 from tests.small_disk import enlarge, small_filesystem
 
 pytestmark = pytest.mark.processes
@@ -28,13 +27,7 @@ MASK = bytes(range(256)) * 40
 
 
 def with_mask(store: MemoryBlobs, number: int) -> ScoredGroup:
-    group = scored(number, [0, 0])
-    ref = store.put(f"group-{number}/masks", MASK)
-    mask = MaskRef(start=0, num_tokens=2, vocab_size=9, blob=ref)
-    episode = group.group.episodes[0]
-    turn = msgspec.structs.replace(episode.turns[0], sampling_masks=(mask,))
-    episodes = (msgspec.structs.replace(episode, turns=(turn,)),)
-    return msgspec.structs.replace(group, group=msgspec.structs.replace(group.group, episodes=episodes))
+    return with_blob(scored(number, [0, 0]), store.put(f"group-{number}/masks", MASK))
 
 
 async def fill(log: DurableGroupLog, store: MemoryBlobs) -> list[Group]:

@@ -32,7 +32,7 @@ from penstock.loop.history import HistoryState
 from penstock.records import Task
 from penstock.tasks.stream import TaskStream
 from tests.durability.test_blob_copies import group_with_blob
-from tests.loop.test_admission import scored
+from tests.records.builders import scored
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import yaml
 
-from penstock.cli.main import main
 from penstock.durability.checkpoints import read_progress
 from penstock.durability.durable_log import read_attempts
 from penstock.durability.journal.journal_files import DiskFiles
@@ -20,6 +19,7 @@ from penstock.loop.spans import numbers_of
 from penstock.models.tokenizer import ChatTokenizer
 from penstock.processes.run_processes import wait_for_orphans
 from penstock.records import TurnPart
+from tests.cli.commands import call
 
 pytestmark = pytest.mark.processes
 
@@ -147,9 +147,7 @@ def test_turns_go_on_as_they_were_when_the_controller_was_killed(
     kept = kill_midway(tmp_path, run)
     assert kept
     num_noted = len((tmp_path / "turns.jsonl").read_text().splitlines())
-    with pytest.raises(SystemExit) as ended:
-        main(["resume", "runs/run", f"run.steps={max(checkpoints_of(run)) + 6}"])
-    assert ended.value.code == 0
+    assert call("resume", "runs/run", f"run.steps={max(checkpoints_of(run)) + 6}") == 0
     num_tokens = sum(parts[-1].end for parts in kept.values())
     assert f"and {num_tokens} tokens of the others are kept" in " ".join(capfd.readouterr().out.split())
     rows = [json.loads(line) for line in (tmp_path / "turns.jsonl").read_text().splitlines()]
@@ -185,9 +183,7 @@ def test_agents_start_their_episodes_over_and_every_group_is_trained_once(
     kept = kill_midway(tmp_path, run)
     num_answers = len((tmp_path / "answers.jsonl").read_text().splitlines())
     last = max(checkpoints_of(run))
-    with pytest.raises(SystemExit) as ended:
-        main(["resume", "runs/run", f"run.steps={last + 6}"])
-    assert ended.value.code == 0
+    assert call("resume", "runs/run", f"run.steps={last + 6}") == 0
     progress = read_progress(checkpoints_of(run)[last + 6])
     assert len(numbers_of(progress.consumed)) == 2 * (last + 6)
     answers = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]

@@ -13,6 +13,7 @@ from penstock.records import (
     SamplingParams,
     joined_chunk,
 )
+from tests.records.builders import make_chunk
 
 BLOB = BlobRef(key="s/n", num_bytes=1, checksum=0)
 SHAPE = RoutingShape(family="x", num_layers=1, num_experts=4, top_k=1)
@@ -26,13 +27,7 @@ def request(**options: object) -> GenerateRequest:
 
 
 def chunk(*tokens: int, **options: object) -> Chunk:
-    count = len(tokens)
-    made = Chunk(
-        token_ids=np.array(tokens, np.int32),
-        logprobs=np.full(count, -0.5, np.float32),
-        versions=np.zeros(count, np.int32),
-    )
-    return msgspec.structs.replace(made, **options)
+    return make_chunk(tokens, logprobs=-0.5, **options)
 
 
 def mask(start: int, count: int) -> MaskRef:

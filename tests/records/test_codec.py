@@ -5,16 +5,13 @@ import pytest
 from penstock.records import BlobRef, Chunk, MaskRef, SamplingMask
 from penstock.records.codec import decode, encode
 from penstock.records.sampling_masks import pack_mask
+from tests.records.builders import make_chunk
 
 
 def test_a_chunk_brings_the_reference_to_its_mask() -> None:
     blob = BlobRef(key="group-1/a.mask", num_bytes=12, checksum=2**32 - 1)
-    chunk = Chunk(
-        token_ids=np.array([4, 5, 6], np.int32),
-        logprobs=np.zeros(3, np.float32),
-        versions=np.zeros(3, np.int32),
-        sampling_mask=MaskRef(start=0, num_tokens=3, vocab_size=70, blob=blob),
-    )
+    mask = MaskRef(start=0, num_tokens=3, vocab_size=70, blob=blob)
+    chunk = make_chunk([4, 5, 6], sampling_mask=mask)
     assert decode(encode(chunk), Chunk).sampling_mask == chunk.sampling_mask
 
 

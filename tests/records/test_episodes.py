@@ -16,6 +16,7 @@ from penstock.records import (
     TurnSpan,
     samples_of_turns,
 )
+from tests.records.builders import make_turn
 
 VOCAB = 5
 
@@ -34,14 +35,12 @@ def a_turn(
     size = len(output)
     blob = BlobRef(key=f"group-0/{number}", num_bytes=4, checksum=0)
     mask = MaskRef(start=0, num_tokens=size, vocab_size=VOCAB, blob=blob)
-    return Turn(
-        prompt_ids=np.array(prompt, dtype=np.int32),
-        output_ids=np.array(output, dtype=np.int32),
-        logprobs=-(100.0 * number + np.arange(size) + 1).astype(np.float32),
-        versions=np.full(size, number, dtype=np.int32),
-        finish_reason="stop",
+    return make_turn(
+        prompt,
+        output,
+        logprobs=-(100.0 * number + np.arange(size) + 1),
+        versions=number,
         sampling=SamplingParams(temperature=temperature, seed=number, **sampling),
-        text="",
         policy=policy,
         sampling_masks=(mask,) if masked else (),
     )

@@ -17,6 +17,7 @@ from penstock.records.sampling_masks import (
     pack_token,
     store_mask,
 )
+from tests.records.builders import kept_rows
 
 VOCAB = 70
 """Three words of bitmask, the last of them short."""
@@ -26,19 +27,13 @@ def ids_of(rows: list[list[int]]) -> list[np.ndarray]:
     return [np.array(row, dtype=np.int32) for row in rows]
 
 
-def rows_of(mask: SamplingMask, tokens: list[int]) -> list[list[int]]:
-    counts, ids = kept_ids(mask, np.array(tokens, dtype=np.int64))
-    assert ids.dtype == np.int32
-    return [row.tolist() for row in np.split(ids, np.cumsum(counts)[:-1])]
-
-
 def test_a_bitmask_is_written_where_it_takes_fewer_words() -> None:
     mask = pack_mask(ids_of([[1, 69], [], [0, 31, 32, 69], [5, 6, 7]]), VOCAB)
     assert mask.counts.tolist() == [2, 0, 4, 3]
     assert mask.sizes.tolist() == [2, 0, 3, 3]
     assert mask.words.tolist() == [1, 69, 1 - 2**31, 1, 1 << 5, 5, 6, 7]
     assert mask.words.dtype == mask.counts.dtype == np.int32
-    assert rows_of(mask, [3, 2, 2, 1, 0]) == [[5, 6, 7], [0, 31, 32, 69], [0, 31, 32, 69], [], [1, 69]]
+    assert kept_rows(mask, [3, 2, 2, 1, 0]) == [[5, 6, 7], [0, 31, 32, 69], [0, 31, 32, 69], [], [1, 69]]
 
 
 def test_nothing_recorded_is_no_words() -> None:
@@ -72,7 +67,7 @@ def test_a_stored_mask_comes_back() -> None:
     ref = store_mask(blobs, "group-1/a.mask", mask)
     assert (ref.start, ref.num_tokens, ref.end, ref.vocab_size) == (0, 3, 3, VOCAB)
     assert ref.blob.num_bytes == 4 * (3 + 4)
-    assert rows_of(fetch_mask(blobs, ref), [0, 1, 2]) == [[3], list(range(9)), []]
+    assert kept_rows(fetch_mask(blobs, ref), [0, 1, 2]) == [[3], list(range(9)), []]
     empty = store_mask(blobs, "group-1/b.mask", pack_mask([], VOCAB))
     assert len(fetch_mask(blobs, empty).counts) == 0
 
@@ -100,7 +95,7 @@ def test_what_is_packed_comes_back(case: tuple[int, list[list[int]]], data: st.D
     mask = pack_mask(ids_of(rows), vocab)
     assert len(mask.words) == sum(min(len(row), -(-vocab // 32)) for row in rows)
     tokens = data.draw(st.lists(st.integers(0, len(rows) - 1), min_size=1))
-    assert rows_of(mask, tokens) == [rows[token] for token in tokens]
+    assert kept_rows(mask, tokens) == [rows[token] for token in tokens]
     blobs = MemoryBlobs()
     stored = fetch_mask(blobs, store_mask(blobs, "a/b", mask))
     assert (stored.counts.tolist(), stored.words.tolist()) == (mask.counts.tolist(), mask.words.tolist())

@@ -5,17 +5,14 @@ import numpy as np
 import pytest
 
 from penstock.records import (
-    Episode,
-    Group,
     Sample,
-    SamplingParams,
     Score,
     ScoredGroup,
     StepScore,
-    Task,
     TokenColumn,
 )
 from penstock.records.codec import decode, encode
+from tests.records.builders import make_sample, scored_episodes
 from tests.scoring.groups import a_turn
 
 
@@ -25,9 +22,7 @@ def column(turn: int, name: str, *values: float) -> TokenColumn:
 
 def scored(*columns: TokenColumn) -> ScoredGroup:
     """One episode of two turns, of three and two tokens; each has a context of one."""
-    episode = Episode(task_id="t", turns=(a_turn("abc"), a_turn("de")))
-    group = Group(number=0, task=Task(id="t", prompt="p"), episodes=(episode,))
-    return ScoredGroup(group=group, scores=(Score(value=1.0, columns=columns),))
+    return scored_episodes([[a_turn("abc"), a_turn("de")]], [Score(value=1.0, columns=columns)])
 
 
 def test_columns_lie_on_the_output_tokens_of_their_turn_and_are_0_elsewhere() -> None:
@@ -41,10 +36,8 @@ def test_columns_lie_on_the_output_tokens_of_their_turn_and_are_0_elsewhere() ->
 def test_turns_that_became_one_sample_keep_their_own_values() -> None:
     one = a_turn("abc")
     two = msgspec.structs.replace(a_turn("de"), prompt_ids=np.append(one.token_ids, [7, 8]).astype(np.int32))
-    episode = Episode(task_id="t", turns=(one, two))
-    group = Group(number=0, task=Task(id="t", prompt="p"), episodes=(episode,))
     score = Score(value=1.0, columns=(column(1, "process", 5, 6), column(0, "process", 1, 2, 3)))
-    (sample,) = ScoredGroup(group=group, scores=(score,)).samples(0)
+    (sample,) = scored_episodes([[one, two]], [score]).samples(0)
     assert sample.columns["process"].tolist() == [0, 1, 2, 3, 0, 0, 5, 6]
 
 
@@ -60,14 +53,7 @@ def test_samples_with_columns_travel() -> None:
 
 def test_a_column_of_another_length_is_refused() -> None:
     with pytest.raises(ValueError, match=r"Sample with its column 'x': .* one length, got \[2, 1\]"):
-        Sample(
-            token_ids=np.zeros(2, dtype=np.int32),
-            loss_mask=np.ones(2, dtype=np.bool_),
-            logprobs=np.zeros(2, dtype=np.float32),
-            versions=np.zeros(2, dtype=np.int32),
-            sampling=SamplingParams(),
-            columns={"x": np.zeros(1, dtype=np.float32)},
-        )
+        make_sample([0, 0], True, columns={"x": np.zeros(1, dtype=np.float32)})
 
 
 @pytest.mark.parametrize(

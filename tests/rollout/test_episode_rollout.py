@@ -4,13 +4,13 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
-import numpy as np
 import pytest
 
 from penstock.engines.scripted import ScriptedEngine
 from penstock.errors import UserError
 from penstock.records import Chunk, GenerateRequest, Message, Parent, Turn
 from penstock.rollout.episode_rollout import Rollout
+from tests.records.builders import make_chunk
 from tests.rollout.contract import spec_of
 
 
@@ -121,10 +121,10 @@ def test_a_turn_that_began_again_holds_what_came_since() -> None:
     class Retries:
         async def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
             for text, version, restarts in (("ab", 1, False), ("c", 2, True), ("d]", 2, False)):
-                yield Chunk(
-                    token_ids=np.array([ord(letter) for letter in text], np.int32),
-                    logprobs=np.full(len(text), -0.5, np.float32),
-                    versions=np.full(len(text), version, np.int32),
+                yield make_chunk(
+                    [ord(letter) for letter in text],
+                    logprobs=-0.5,
+                    versions=version,
                     finish_reason="stop" if text.endswith("]") else None,
                     restarts=restarts,
                 )

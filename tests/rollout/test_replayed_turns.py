@@ -5,12 +5,12 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing
 
 import msgspec
-import numpy as np
 
 from penstock.engines.scripted import ScriptedEngine
 from penstock.records import Chunk, GenerateRequest, PartialGroup, TurnPart, WorkProgressed
 from penstock.rollout.replayed_turns import ReplayedTurns
 from tests.engines.contract import ask, collect, joined
+from tests.records.builders import make_chunk
 
 
 class Notes:
@@ -82,13 +82,7 @@ class BeginsAnew(ScriptedEngine):
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
         for number, token in enumerate([10, 20, 21]):
-            yield Chunk(
-                token_ids=np.array([token], np.int32),
-                logprobs=np.zeros(1, np.float32),
-                versions=np.zeros(1, np.int32),
-                finish_reason="stop" if number == 2 else None,
-                restarts=number == 1,
-            )
+            yield make_chunk([token], finish_reason="stop" if number == 2 else None, restarts=number == 1)
 
 
 def test_of_an_answer_that_began_anew_the_last_try_is_kept() -> None:

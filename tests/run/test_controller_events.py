@@ -9,9 +9,9 @@ from penstock.observe.event_stream import EventStream
 from penstock.observe.events import Span
 from penstock.observe.readers import MemoryReader
 from penstock.run.controller_events import ControllerEvents, waits_of
-from tests.loop.test_admission import scored
 from tests.loop.test_attempts import admitted
 from tests.observe.examples import HandClock
+from tests.records.builders import scored
 from tests.run.test_step_answers import ready
 
 

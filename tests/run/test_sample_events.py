@@ -9,6 +9,7 @@ import numpy as np
 from penstock.observe.events import TurnText
 from penstock.records import Episode, Group, Message, SamplingParams, Score, Task, Turn
 from penstock.run.sample_events import sample_event, turn_texts
+from tests.records.builders import make_turn
 
 WORDS = ["<|user|>", "<|model|>", "<|tool|>", "<|end|>", *"0123456789+="]
 
@@ -30,16 +31,8 @@ event_of = partial(sample_event, decode=decode)
 
 
 def turn(versions: list[int], text: str) -> Turn:
-    count = len(versions)
-    return Turn(
-        prompt_ids=np.array([1, 2, 3], np.int32),
-        output_ids=np.arange(count, dtype=np.int32),
-        logprobs=np.zeros(count, np.float32),
-        versions=np.array(versions, np.int32),
-        finish_reason="stop",
-        sampling=SamplingParams(max_tokens=9),
-        text=text,
-    )
+    sampling = SamplingParams(max_tokens=9)
+    return make_turn([1, 2, 3], range(len(versions)), versions=versions, sampling=sampling, text=text)
 
 
 def test_a_sample_tells_its_versions_lengths_and_texts() -> None:

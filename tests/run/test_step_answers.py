@@ -12,7 +12,6 @@ from penstock.records import (
     Episode,
     FinishReason,
     Group,
-    SamplingParams,
     Score,
     ScoredGroup,
     StepResult,
@@ -30,28 +29,16 @@ from penstock.run.step_answers import (
     traced_tokens,
 )
 from penstock.trainer.step.packing import plan_step
+from tests.records.builders import make_turn, scored_episodes
 
 
 def answer(count: int, finish_reason: FinishReason) -> Turn:
-    return Turn(
-        prompt_ids=np.array([1, 2, 3], np.int32),
-        output_ids=np.arange(count, dtype=np.int32),
-        logprobs=np.zeros(count, np.float32),
-        versions=np.zeros(count, np.int32),
-        finish_reason=finish_reason,
-        sampling=SamplingParams(max_tokens=99),
-        text="",
-    )
+    return make_turn([1, 2, 3], range(count), finish_reason=finish_reason)
 
 
 def scored_of(*episodes: tuple[tuple[Turn, ...], dict[str, float]], failures=()) -> ScoredGroup:
-    group = Group(
-        number=0,
-        task=Task(id="t", prompt="p"),
-        episodes=tuple(Episode(task_id="t", turns=turns) for turns, _ in episodes),
-        failures=failures,
-    )
-    return ScoredGroup(group=group, scores=tuple(Score(value=0.0, parts=parts) for _, parts in episodes))
+    scores = [Score(value=0.0, parts=parts) for _, parts in episodes]
+    return scored_episodes([turns for turns, _ in episodes], scores, failures=failures)
 
 
 SCORED = [
@@ -93,26 +80,9 @@ def test_a_function_never_takes_the_name_of_a_metric_of_the_trainer() -> None:
     assert (row["loss"], row["answer_tokens_max"]) == (2.0, 4.0)
 
 
-def episode(num_tokens: int) -> Episode:
-    turn = Turn(
-        prompt_ids=np.array([1], np.int32),
-        output_ids=np.zeros(num_tokens, np.int32),
-        logprobs=np.zeros(num_tokens, np.float32),
-        versions=np.zeros(num_tokens, np.int32),
-        finish_reason="stop",
-        sampling=SamplingParams(),
-        text="",
-    )
-    return Episode(task_id="t", turns=(turn,))
-
-
 def rewarded(*rewards: float) -> ScoredGroup:
     """Episode n has n + 1 tokens."""
-    episodes = tuple(episode(index + 1) for index in range(len(rewards)))
-    return ScoredGroup(
-        group=Group(number=0, task=Task(id="t", prompt="p"), episodes=episodes),
-        scores=tuple(Score(value=reward) for reward in rewards),
-    )
+    return scored_episodes([[answer(n + 1, "stop")] for n in range(len(rewards))], rewards)
 
 
 @pytest.mark.parametrize(
@@ -136,28 +106,15 @@ HISTORY = VersionHistory(steps=[0, 1, 3])
 
 
 def ready(number: int, *versions: list[int]) -> ReadyGroup:
+    """Of every second episode: those between were dropped."""
+    turns = [
+        make_turn([1, 2], range(10, 10 + len(of)), logprobs=-1.0, versions=of, text="x") for of in versions
+    ]
+    scored = scored_episodes([[turn] for turn in turns], [1.0] * len(turns), number=number)
     episodes = tuple(
-        Episode(
-            task_id="t",
-            index=2 * index,
-            turns=(
-                Turn(
-                    prompt_ids=np.array([1, 2], np.int32),
-                    output_ids=np.arange(10, 10 + len(of), dtype=np.int32),
-                    logprobs=np.full(len(of), -1.0, np.float32),
-                    versions=np.array(of, np.int32),
-                    finish_reason="stop",
-                    sampling=SamplingParams(),
-                    text="x",
-                ),
-            ),
-        )
-        for index, of in enumerate(versions)
+        msgspec.structs.replace(episode, index=2 * episode.index) for episode in scored.group.episodes
     )
-    scored = ScoredGroup(
-        group=Group(number=number, task=Task(id="t", prompt="p"), episodes=episodes),
-        scores=tuple(Score(value=1.0) for _ in episodes),
-    )
+    scored = msgspec.structs.replace(scored, group=msgspec.structs.replace(scored.group, episodes=episodes))
     return ReadyGroup(
         ticket=Ticket(number=number, bound=4, deadline=9),
         scored=scored,

@@ -2,24 +2,15 @@
 
 from typing import Any
 
-import numpy as np
-
-from penstock.records import Episode, Group, Message, SamplingParams, Task, Turn
+from penstock.records import Episode, Group, Message, Task, Turn
+from tests.records.builders import make_turn
 
 CHAT = (Message(role="system", content="Add."), Message(role="user", content="1+1?"))
 
 
 def a_turn(text: str) -> Turn:
-    ids = np.frombuffer(text.encode(), dtype=np.uint8).astype(np.int32)
-    return Turn(
-        prompt_ids=np.array([1], dtype=np.int32),
-        output_ids=ids,
-        logprobs=np.zeros(len(ids), dtype=np.float32),
-        versions=np.zeros(len(ids), dtype=np.int32),
-        finish_reason="stop",
-        sampling=SamplingParams(),
-        text=text,
-    )
+    """One token a byte."""
+    return make_turn([1], list(text.encode()), text=text)
 
 
 def a_group(

@@ -9,6 +9,7 @@ import pytest
 from penstock.errors import PenstockError
 from penstock.records import Chunk, FinishReason, GenerateRequest, SamplingParams
 from penstock.serve.engine_answers import stream_answer, whole_answer
+from tests.records.builders import make_chunk
 
 REQUEST = GenerateRequest(id="r", token_ids=np.array([1], dtype=np.int32), sampling=SamplingParams())
 
@@ -19,13 +20,7 @@ class Chunks:
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
         for tokens, restarts, reason in self._chunks:
-            yield Chunk(
-                token_ids=np.array(tokens, dtype=np.int32),
-                logprobs=np.zeros(len(tokens), dtype=np.float32),
-                versions=np.array(tokens, dtype=np.int32),
-                finish_reason=reason,
-                restarts=restarts,
-            )
+            yield make_chunk(tokens, versions=tokens, finish_reason=reason, restarts=restarts)
 
 
 def test_an_answer_that_began_again_is_the_last_one() -> None:

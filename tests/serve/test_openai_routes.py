@@ -5,13 +5,13 @@ import base64
 import json
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from aiohttp import web
 
 from penstock.blob_stores import MemoryBlobs
 from penstock.engines.scripted import ScriptedEngine
-from penstock.records import Chunk
 from penstock.records.sampling_masks import pack_mask, store_mask
 from penstock.serve.engine_answers import EngineAnswers
 from penstock.serve.openai_routes import OpenAiRoutes
@@ -272,13 +272,7 @@ def test_the_sampling_mask_comes_with_the_last_event_and_its_blob_goes(saying: S
             async for chunk in inner.generate(request):
                 last = chunk.finish_reason is not None
                 mask = store_mask(blobs, f"{request.blob_scope}/m", pack_mask(kept, 300)) if last else None
-                yield Chunk(
-                    token_ids=chunk.token_ids,
-                    logprobs=chunk.logprobs,
-                    versions=chunk.versions,
-                    finish_reason=chunk.finish_reason,
-                    sampling_mask=mask,
-                )
+                yield msgspec.structs.replace(chunk, sampling_mask=mask)
 
     model.engine = Masking()
     found = post_tokens(model, {"token_ids": [1], "record_sampling_mask": True})

@@ -6,15 +6,8 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, Qwen3Config
 
-from penstock.records import (
-    Episode,
-    Group,
-    SamplingParams,
-    Score,
-    ScoredGroup,
-    Task,
-    Turn,
-)
+from penstock.records import SamplingParams, ScoredGroup
+from tests.records.builders import make_turn, scored_episodes
 
 VOCAB = 61
 SIZES = {
@@ -65,17 +58,14 @@ def make_groups(
         episodes = []
         for _ in range(size):
             length = int(rng.integers(1, max_length))
-            turn = Turn(
-                prompt_ids=prompt,
-                output_ids=rng.integers(0, VOCAB, length).astype(np.int32),
-                logprobs=rng.normal(-4.0, 0.3, length).astype(np.float32),
-                versions=np.full(length, version, dtype=np.int32),
-                finish_reason="stop",
+            turn = make_turn(
+                prompt,
+                rng.integers(0, VOCAB, length),
+                logprobs=rng.normal(-4.0, 0.3, length),
+                versions=version,
                 sampling=SamplingParams(temperature=temperature),
-                text="",
             )
-            episodes.append(Episode(task_id=str(number), turns=(turn,)))
-        group = Group(number=number, task=Task(id=str(number), prompt=""), episodes=tuple(episodes))
-        scores = tuple(Score(value=float(value)) for value in rng.normal(size=size))
-        groups.append(ScoredGroup(group=group, scores=scores))
+            episodes.append([turn])
+        values = [float(value) for value in rng.normal(size=size)]
+        groups.append(scored_episodes(episodes, values, number=number, task_id=str(number)))
     return groups

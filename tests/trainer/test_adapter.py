@@ -1,7 +1,6 @@
 import copy
 import json
 import sys
-from collections import Counter
 from functools import partial
 
 import pytest
@@ -9,7 +8,6 @@ import torch
 from peft import PeftModel
 from safetensors.torch import load_file
 from torch._dynamo.utils import counters
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from penstock.algorithms.config import AlgorithmConfig
 from penstock.errors import MissingExtraError, UserError
@@ -19,14 +17,12 @@ from penstock.models.config import LoraConfig
 from penstock.models.lora_targets import adapter_shapes
 from penstock.models.published import published_tensors
 from penstock.trainer.adapter import TrainedAdapter
-from penstock.trainer.config import TrainerConfig
 from penstock.trainer.forward.checkpointing import compile_layers, compiler_settings, enable_checkpointing
 from penstock.trainer.forward.packed_attention import PackedAttention
-from penstock.trainer.policy_trainer import PolicyTrainer
 from penstock.trainer.step.packing import plan_step
 from tests.trainer.builders import VOCAB, make_groups, tiny_model
-from tests.trainer.forward.test_checkpointing import pretend_varlen
-from tests.trainer.test_policy_trainer import CLIP, SGD, reference_loop
+from tests.trainer.forward.operators import Counting, pretend_varlen
+from tests.trainer.test_policy_trainer import CLIP, SGD, reference_loop, trainer_for
 
 LORA = LoraConfig(rank=3, alpha=6.0)
 
@@ -43,23 +39,12 @@ def adapted(name="qwen3", lora=LORA, *, seed=7, folder=None):
     return model, adapter
 
 
-def trainer_of(model, adapter, *, algorithm=None, reference=None, **config):
-    return PolicyTrainer(
-        model,
-        config=TrainerConfig(**config),
-        algorithm=algorithm or AlgorithmConfig(**CLIP),
-        total_steps=10,
-        reference=reference,
-        adapter=adapter,
-    )
-
-
 def plan_of(groups, step=1):
     return plan_step(step, groups, micro_batch_tokens=64, shared_prompts=True)[0]
 
 
 def gradients_of(model, adapter, plan, **config):
-    trainer = trainer_of(model, adapter, **config)
+    trainer = trainer_for(model, adapter=adapter, **config)
     keeper = SGD(trainer)
     loss = trainer.step(plan).values()["loss"]
     names = {id(parameter): name for name, parameter in model.named_parameters()}
@@ -170,7 +155,7 @@ def test_gradients_are_those_of_peft_in_a_plain_loop(checkpointing, name, lora):
 )
 def test_a_step_changes_the_adapter_and_nothing_else(config):
     model, adapter = adapted()
-    trainer = trainer_of(model, adapter, learning_rate=1e-2, **config)
+    trainer = trainer_for(model, adapter=adapter, learning_rate=1e-2, **config)
     before = {name: tensor.clone() for name, tensor in adapter.tensors().items()}
     below = {name: tensor.clone() for name, tensor in adapter.base_tensors().items()}
     trainer.step(plan_of(make_groups(1)))
@@ -182,24 +167,12 @@ def test_a_step_changes_the_adapter_and_nothing_else(config):
     assert [weights.keys() for weights in trainer.trained.starting_weights()] == [below.keys(), before.keys()]
 
 
-class Matmuls(TorchDispatchMode):
-    """Counts matmuls by the shape of their weights, (in, out)."""
-
-    def __init__(self):
-        super().__init__()
-        self.counts = Counter()
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func.name().split(".")[0] == "aten::mm":
-            self.counts[tuple(args[1].shape)] += 1
-        return func(*args, **(kwargs or {}))
-
-
 def matmuls_of_backward(mode):
+    """How many there are, by the shape of their weights, (in, out)."""
     model, _ = adapted()
     enable_checkpointing(model, mode)
     states = model.model(input_ids=torch.arange(9)[None], use_cache=False).last_hidden_state
-    with Matmuls() as matmuls:
+    with Counting(lambda name, args: tuple(args[1].shape) if name == "aten::mm" else None) as matmuls:
         torch.autograd.grad(states.sum(), [each for each in model.parameters() if each.requires_grad])
     return matmuls.counts
 
@@ -235,11 +208,7 @@ def test_one_compilation_serves_all_adapted_layers(monkeypatch):
     model.set_attn_implementation(attention.IMPLEMENTATION)
     TrainedAdapter(model, LORA, base="x")
     enable_checkpointing(model, "full")
-    backend = PackedAttention(
-        lambda query, key, value, _, __, longest_query, longest_key, **___: pretend_varlen(
-            query, key, value, longest_query, longest_key
-        )
-    )
+    backend = PackedAttention(pretend_varlen)
     attention.attach(model, backend)
     compile_layers(model, backend="aot_eager")
     before = counters["stats"]["unique_graphs"]
@@ -260,7 +229,7 @@ def test_the_reference_is_the_base_with_the_adapter_off():
     for kind in ("adapter off", "second model"):
         model, adapter = adapted()
         second = tiny_model("qwen3") if kind == "second model" else None
-        trainer = trainer_of(model, adapter, algorithm=algorithm, reference=second)
+        trainer = trainer_for(model, adapter=adapter, algorithm=algorithm, reference=second)
         keeper = SGD(trainer)
         found[kind] = trainer.step(plan_of(groups)).values()["reference_kl"], list(keeper.gradients.values())
     assert found["adapter off"][0] > 0.01
@@ -275,7 +244,7 @@ def test_off_it_is_off_the_output_embedding_too():
     for second in (None, tiny_model("llama")):
         model, adapter = adapted("llama", LoraConfig(**ON_HEAD))
         algorithm = AlgorithmConfig(**CLIP, kl_coef=0.3)
-        trainer = trainer_of(model, adapter, algorithm=algorithm, reference=second)
+        trainer = trainer_for(model, adapter=adapter, algorithm=algorithm, reference=second)
         found.append(trainer.step(plan_of(make_groups(5))).values()["reference_kl"])
     assert found[0] > 0.01
     assert found[0] == pytest.approx(found[1], abs=1e-6)
@@ -284,7 +253,7 @@ def test_off_it_is_off_the_output_embedding_too():
 def test_a_fresh_adapter_has_no_distance_from_its_reference():
     model = tiny_model("qwen3")
     adapter = TrainedAdapter(model, LORA, base="x")
-    trainer = trainer_of(model, adapter, algorithm=AlgorithmConfig(**CLIP, kl_coef=0.3))
+    trainer = trainer_for(model, adapter=adapter, algorithm=AlgorithmConfig(**CLIP, kl_coef=0.3))
     assert trainer.step(plan_of(make_groups(5))).values()["reference_kl"] == 0.0
 
 
@@ -312,16 +281,16 @@ def test_dropout_is_off_without_gradient():
 def test_a_trainer_goes_on_from_its_state():
     plans = [plan_of(make_groups(step), step) for step in (1, 2, 3)]
     model, adapter = adapted()
-    straight = trainer_of(model, adapter, learning_rate=1e-2)
+    straight = trainer_for(model, adapter=adapter, learning_rate=1e-2)
     for plan in plans:
         straight.step(plan)
     model, adapter = adapted()
-    first = trainer_of(model, adapter, learning_rate=1e-2)
+    first = trainer_for(model, adapter=adapter, learning_rate=1e-2)
     for plan in plans[:2]:
         first.step(plan)
     state = copy.deepcopy(first.state_dict())
     fresh = tiny_model("qwen3")
-    second = trainer_of(fresh, TrainedAdapter(fresh, LORA, base="x"), learning_rate=1e-2)
+    second = trainer_for(fresh, adapter=TrainedAdapter(fresh, LORA, base="x"), learning_rate=1e-2)
     second.load_state_dict(state)
     second.step(plans[2])
     assert all(torch.equal(second.weights()[name], tensor) for name, tensor in straight.weights().items())
@@ -342,7 +311,7 @@ def test_a_warm_up_runs_the_reference_too(monkeypatch):
     monkeypatch.setattr("penstock.trainer.forward.packed_model.compile_layers", lambda model: None)
     model, adapter = adapted()
     algorithm = AlgorithmConfig(**CLIP, kl_coef=0.3)
-    trainer = trainer_of(model, adapter, algorithm=algorithm, compile=True, micro_batch_tokens=64)
+    trainer = trainer_for(model, adapter=adapter, algorithm=algorithm, compile=True, micro_batch_tokens=64)
     passes = []
     off = adapter.off
     monkeypatch.setattr(adapter, "off", lambda: passes.append(torch.is_grad_enabled()) or off())

@@ -1,6 +1,7 @@
 """The catalogue inside the trainer: step-wide facts, replayed masks, ages, gaps, value heads."""
 
 import copy
+import itertools
 import logging
 
 import msgspec
@@ -16,6 +17,7 @@ from penstock.blob_stores import MemoryBlobs
 from penstock.records import SamplingParams, StepScore
 from penstock.records.sampling_masks import fetch_mask, pack_mask, store_mask
 from penstock.trainer.step.packing import plan_step
+from tests.records.builders import make_turn, with_turns
 from tests.trainer.builders import VOCAB, make_groups, tiny_model
 from tests.trainer.test_policy_trainer import assert_same, gradients_of, on_policy, trainer_for
 
@@ -24,17 +26,12 @@ def near_policy(model, seed, **options):
     """Groups whose recorded logprobs are the model's own, a little off: ratios around one."""
     groups = on_policy(model, make_groups(seed, **options))
     rng = np.random.default_rng(seed)
-    moved = []
-    for scored in groups:
-        episodes = []
-        for episode in scored.group.episodes:
-            turn = episode.turns[0]
-            noise = rng.normal(0, 0.2, len(turn.logprobs)).astype(np.float32)
-            turn = msgspec.structs.replace(turn, logprobs=turn.logprobs + noise)
-            episodes.append(msgspec.structs.replace(episode, turns=(turn,)))
-        group = msgspec.structs.replace(scored.group, episodes=tuple(episodes))
-        moved.append(msgspec.structs.replace(scored, group=group))
-    return moved
+
+    def moved(turn):
+        noise = rng.normal(0, 0.2, len(turn.logprobs)).astype(np.float32)
+        return msgspec.structs.replace(turn, logprobs=turn.logprobs + noise)
+
+    return [with_turns(scored, moved) for scored in groups]
 
 
 ALGORITHMS = [
@@ -69,38 +66,32 @@ def truncated_rollouts(model, blobs, *, top_p, temperature, seed=0):
     generator = torch.Generator().manual_seed(seed)
     groups = make_groups(seed, shape=(2, 2))
     params = SamplingParams(temperature=temperature, top_p=top_p)
-    fresh = []
-    for scored in groups:
-        episodes = []
-        for episode in scored.group.episodes:
-            ids = torch.from_numpy(episode.turns[0].prompt_ids).long()
-            prompt = len(ids)
-            logprobs, kept = [], []
-            for _ in range(12):
-                with torch.no_grad():
-                    probs = (model(input_ids=ids[None]).logits[0, -1].float() / temperature).softmax(-1)
-                ranked, order = probs.sort(descending=True)
-                keep = order[: int((ranked.cumsum(0) < top_p).sum()) + 1]
-                choice = keep[torch.multinomial(probs[keep], 1, generator=generator)]
-                logprobs.append(float((probs[choice] / probs[keep].sum()).log()))
-                kept.append(
-                    np.sort(keep.numpy()).astype(np.int32) if len(keep) < VOCAB else np.zeros(0, np.int32)
-                )
-                ids = torch.cat([ids, choice])
-            turn = msgspec.structs.replace(
-                episode.turns[0],
-                output_ids=ids[prompt:].numpy().astype(np.int32),
-                logprobs=np.array(logprobs, dtype=np.float32),
-                versions=np.zeros(12, dtype=np.int32),
-                sampling=params,
-                sampling_masks=(
-                    store_mask(blobs, f"a/{len(fresh)}.{len(episodes)}", pack_mask(kept, VOCAB)),
-                ),
+    names = itertools.count()
+
+    def sampled(turn):
+        ids = torch.from_numpy(turn.prompt_ids).long()
+        prompt = len(ids)
+        logprobs, kept = [], []
+        for _ in range(12):
+            with torch.no_grad():
+                probs = (model(input_ids=ids[None]).logits[0, -1].float() / temperature).softmax(-1)
+            ranked, order = probs.sort(descending=True)
+            keep = order[: int((ranked.cumsum(0) < top_p).sum()) + 1]
+            choice = keep[torch.multinomial(probs[keep], 1, generator=generator)]
+            logprobs.append(float((probs[choice] / probs[keep].sum()).log()))
+            kept.append(
+                np.sort(keep.numpy()).astype(np.int32) if len(keep) < VOCAB else np.zeros(0, np.int32)
             )
-            episodes.append(msgspec.structs.replace(episode, turns=(turn,)))
-        group = msgspec.structs.replace(scored.group, episodes=tuple(episodes))
-        fresh.append(msgspec.structs.replace(scored, group=group))
-    return fresh
+            ids = torch.cat([ids, choice])
+        return make_turn(
+            turn.prompt_ids,
+            ids[prompt:].numpy(),
+            logprobs=logprobs,
+            sampling=params,
+            sampling_masks=(store_mask(blobs, f"a/{next(names)}", pack_mask(kept, VOCAB)),),
+        )
+
+    return [with_turns(scored, sampled) for scored in groups]
 
 
 def forms_of(groups, blobs):
@@ -194,19 +185,14 @@ def test_engine_corrections_touch_only_tokens_of_the_current_version():
 def mixed_versions(groups, mixed_kv=None):
     """The first half of every answer from older weights, under which its logprobs are far off. `mixed_kv` is what the
     engine says of the rest."""
-    found = []
-    for scored in groups:
-        episodes = []
-        for episode in scored.group.episodes:
-            turn = episode.turns[0]
-            half = max(1, len(turn.output_ids) // 2)
-            versions = np.array([0] * half + [1] * (len(turn.output_ids) - half), dtype=np.int32)
-            mixed = None if mixed_kv is None else (versions == 1) & mixed_kv
-            turn = msgspec.structs.replace(turn, versions=versions, mixed=mixed)
-            episodes.append(msgspec.structs.replace(episode, turns=(turn,)))
-        group = msgspec.structs.replace(scored.group, episodes=tuple(episodes))
-        found.append(msgspec.structs.replace(scored, group=group))
-    return found
+
+    def half_old(turn):
+        half = max(1, len(turn.output_ids) // 2)
+        versions = np.array([0] * half + [1] * (len(turn.output_ids) - half), dtype=np.int32)
+        mixed = None if mixed_kv is None else (versions == 1) & mixed_kv
+        return msgspec.structs.replace(turn, versions=versions, mixed=mixed)
+
+    return [with_turns(scored, half_old) for scored in groups]
 
 
 def test_the_engines_gap_is_of_answers_without_older_tokens():

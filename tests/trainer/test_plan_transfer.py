@@ -16,7 +16,6 @@ from penstock.records import (
     BlobRef,
     MaskRef,
     Sample,
-    SamplingParams,
     StepPlan,
     StepResult,
     TrainSequence,
@@ -38,6 +37,7 @@ from penstock.trainer.plan_transfer import (
 )
 from penstock.trainer.step.packing import plan_step
 from tests.channel.test_connection import pair
+from tests.records.builders import make_sample
 from tests.trainer.builders import make_groups
 
 
@@ -78,12 +78,11 @@ def long_sample(num_tokens: int, seed: int) -> Sample:
     versions = np.full(num_tokens, 3, dtype=np.int32)
     versions[:9] = NOT_SAMPLED
     blob = BlobRef(key=f"group-{seed}/a.mask", num_bytes=4, checksum=1)
-    return Sample(
-        token_ids=rng.integers(0, 50_000, num_tokens).astype(np.int32),
-        loss_mask=versions >= 0,
-        logprobs=rng.normal(size=num_tokens).astype(np.float32),
+    return make_sample(
+        rng.integers(0, 50_000, num_tokens),
+        versions >= 0,
+        logprobs=rng.normal(size=num_tokens),
         versions=versions,
-        sampling=SamplingParams(),
         sampling_masks=(MaskRef(start=9, num_tokens=7, vocab_size=9, blob=blob),),
         columns={"teacher": rng.normal(size=num_tokens).astype(np.float32)},
     )

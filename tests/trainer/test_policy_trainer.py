@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 from penstock.algorithms.config import AlgorithmConfig
 from penstock.blob_stores import MemoryBlobs
 from penstock.errors import BlobLost, Diverged
-from penstock.records import Sample, SamplingParams, StepPlan, TrainSequence
+from penstock.records import SamplingParams, StepPlan, TrainSequence
 from penstock.records.sampling_masks import pack_mask, store_mask
 from penstock.trainer.checkpoint.state_files import load_state, write_state
 from penstock.trainer.config import TrainerConfig
@@ -27,6 +27,7 @@ from penstock.trainer.policy_trainer import PolicyTrainer
 from penstock.trainer.step.packing import plan_step
 from penstock.trainer.step.sharing import forward_length
 from penstock.trainer.trained_weights import TrainedWeights
+from tests.records.builders import make_sample, with_turns
 from tests.trainer.builders import VOCAB, make_groups, tiny_model
 from tests.trainer.forward.test_packed_model import make_model
 
@@ -57,13 +58,14 @@ class SGD:
         self._optimizer.forget()
 
 
-def trainer_for(model, *, algorithm=None, reference=None, blobs=None, ranks=None, **config):
+def trainer_for(model, *, algorithm=None, reference=None, adapter=None, blobs=None, ranks=None, **config):
     return PolicyTrainer(
         model,
         config=TrainerConfig(**config),
         algorithm=algorithm or AlgorithmConfig(**CLIP),
         total_steps=10,
         reference=reference,
+        adapter=adapter,
         blobs=blobs,
         ranks=ranks,
     )
@@ -122,22 +124,17 @@ def reference_loop(model, groups, *, length_norm="token", constant=1024, tempera
 
 def on_policy(model, groups, temperature=1.0):
     """The same groups with the logprobs that the model itself gives, as at max_staleness=0."""
-    fresh = []
-    for scored in groups:
-        episodes = []
-        for episode in scored.group.episodes:
-            turn = episode.turns[0]
-            ids = torch.from_numpy(np.concatenate([turn.prompt_ids, turn.output_ids])).long()[None]
-            with torch.no_grad():
-                logprobs = (model(input_ids=ids).logits.float()[0] / temperature).log_softmax(-1)
-            start = len(turn.prompt_ids)
-            at = torch.arange(len(turn.output_ids))
-            picked = logprobs[start - 1 + at, torch.from_numpy(turn.output_ids).long()]
-            turn = msgspec.structs.replace(turn, logprobs=picked.numpy())
-            episodes.append(msgspec.structs.replace(episode, turns=(turn,)))
-        group = msgspec.structs.replace(scored.group, episodes=tuple(episodes))
-        fresh.append(msgspec.structs.replace(scored, group=group))
-    return fresh
+
+    def scored_by_model(turn):
+        ids = torch.from_numpy(np.concatenate([turn.prompt_ids, turn.output_ids])).long()[None]
+        with torch.no_grad():
+            logprobs = (model(input_ids=ids).logits.float()[0] / temperature).log_softmax(-1)
+        start = len(turn.prompt_ids)
+        at = torch.arange(len(turn.output_ids))
+        picked = logprobs[start - 1 + at, torch.from_numpy(turn.output_ids).long()]
+        return msgspec.structs.replace(turn, logprobs=picked.numpy())
+
+    return [with_turns(scored, scored_by_model) for scored in groups]
 
 
 def assert_same(ours, theirs):
@@ -581,11 +578,11 @@ def test_sampling_mask_rows_follow_the_loss_tokens():
     masks = tuple(
         store_mask(blobs, f"a/{start}", pack_mask(part, VOCAB)).shifted(start) for start, part in parts
     )
-    sample = Sample(
-        token_ids=ids,
-        loss_mask=np.array([0, 0, 0, 0, 1, 0, 1, 1], dtype=np.bool_),
+    sample = make_sample(
+        ids,
+        [0, 0, 0, 0, 1, 0, 1, 1],
         logprobs=logprobs,
-        versions=np.array([-1, -1, -1, 2, 2, 2, 2, 2], dtype=np.int32),
+        versions=[-1, -1, -1, 2, 2, 2, 2, 2],
         sampling=make_groups(0)[0].group.episodes[0].turns[0].sampling,
         sampling_masks=masks,
     )

@@ -22,7 +22,6 @@ from penstock.records import (
     Interrupt,
     Parent,
     Sample,
-    SamplingParams,
     TrainSequence,
     joined_chunk,
     since_restart,
@@ -38,6 +37,7 @@ from tests.engines.embedded.test_route_store import FAMILY, RecordingDriver, ref
 from tests.engines.embedded.test_swaps import Shadow, any_engine
 from tests.engines.embedded.tiny import Driver, SeededWeights, make_engine
 from tests.models.moe import CONFIGS, VOCAB, moe_model
+from tests.records.builders import make_sample
 from tests.trainer.forward.test_row_routing import moved_by
 
 COUNTS = {
@@ -139,12 +139,10 @@ def by_transformers(model: nn.Module, *, count: int, length: int) -> Sampled:
     all_logprobs = torch.cat([torch.zeros(count, PROMPT), *logprobs], dim=1).numpy()
     blobs, size = MemoryBlobs(), PROMPT + length
     samples = [
-        Sample(
-            token_ids=all_tokens[number],
-            loss_mask=np.arange(size) >= PROMPT,
+        make_sample(
+            all_tokens[number],
+            np.arange(size) >= PROMPT,
             logprobs=all_logprobs[number],
-            versions=np.zeros(size, np.int32),
-            sampling=SamplingParams(),
             routing=(store_routes(blobs, f"s/{number}", all_routes[number], routers.shape, start=0),),
         )
         for number in range(count)

@@ -19,6 +19,7 @@ from penstock.trainer.step.packing import plan_step
 from penstock.trainer.step.step_preparation import Preparation
 from tests.engines.embedded.tiny import make_engine
 from tests.models.moe import VOCAB, moe_model
+from tests.records.builders import with_turns
 from tests.rollout.contract import spec_of
 from tests.trainer.builders import tiny_model
 from tests.trainer.test_policy_trainer import trainer_for
@@ -144,13 +145,7 @@ def test_a_reference_replays_when_it_is_asked_to(recorded) -> None:
 
 
 def without_routes(scored: ScoredGroup) -> ScoredGroup:
-    episodes = tuple(
-        msgspec.structs.replace(
-            episode, turns=tuple(msgspec.structs.replace(turn, routing=()) for turn in episode.turns)
-        )
-        for episode in scored.group.episodes
-    )
-    return msgspec.structs.replace(scored, group=msgspec.structs.replace(scored.group, episodes=episodes))
+    return with_turns(scored, lambda turn: msgspec.structs.replace(turn, routing=()))
 
 
 def test_groups_without_a_record_are_fallbacks(recorded) -> None:

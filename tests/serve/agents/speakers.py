@@ -4,9 +4,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
-from penstock.records import SamplingParams, Turn
+from penstock.records import Turn
+from tests.records.builders import make_turn
 
 END = 1
 """The token that ends an answer; the templates write it as `|`."""
@@ -58,15 +57,7 @@ def text_of(token_ids: Sequence[int]) -> str:
 
 def a_turn(prompt: Sequence[int], said: str, *, closed: bool = True) -> Turn:
     output = [ord(character) for character in said] + ([END] if closed else [])
-    return Turn(
-        prompt_ids=np.array(prompt, dtype=np.int32),
-        output_ids=np.array(output, dtype=np.int32),
-        logprobs=np.zeros(len(output), dtype=np.float32),
-        versions=np.zeros(len(output), dtype=np.int32),
-        finish_reason="stop" if closed else "length",
-        sampling=SamplingParams(),
-        text=said,
-    )
+    return make_turn(prompt, output, finish_reason="stop" if closed else "length", text=said)
 
 
 def user(text: str) -> dict[str, Any]:

@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import aiohttp
-import numpy as np
 import pytest
 from openai import AuthenticationError, BadRequestError, NotFoundError
 
@@ -14,6 +13,7 @@ from penstock.engines.scripted import ScriptedEngine
 from penstock.models.tokenizer import ChatTokenizer
 from penstock.records import Chunk, Episode, GenerateRequest, Turn
 from penstock.serve.openai_routes import SentEvents
+from tests.records.builders import make_chunk
 from tests.serve.agents.doors import END, Visit, a_spec, opened, saying
 
 ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
@@ -570,13 +570,8 @@ class BeginsAgain:
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
         for number, ids in enumerate(self._texts):
-            yield Chunk(
-                token_ids=np.array(ids, dtype=np.int32),
-                logprobs=np.zeros(len(ids), dtype=np.float32),
-                versions=np.full(len(ids), number, dtype=np.int32),
-                restarts=number == 1,
-                finish_reason="stop" if number == 2 else None,
-            )
+            reason = "stop" if number == 2 else None
+            yield make_chunk(ids, versions=number, restarts=number == 1, finish_reason=reason)
             await asyncio.sleep(0)
 
 

@@ -4,7 +4,6 @@ import asyncio
 from typing import Any
 
 import aiohttp
-import numpy as np
 import pytest
 
 from penstock.models.tokenizer import ChatTokenizer
@@ -12,12 +11,12 @@ from penstock.records import Chunk
 from penstock.rollout.episode_rollout import Rollout
 from penstock.serve.agents.episode_session import MAX_CALLS_AT_ONCE, EpisodeSession, LiveAnswer, Made, call_id
 from penstock.serve.api_error import ApiError
+from tests.records.builders import make_chunk
 from tests.serve.agents.doors import Visit, a_spec, opened, saying
 
 
 def a_chunk(token: int) -> Chunk:
-    ids = np.array([token], dtype=np.int32)
-    return Chunk(token_ids=ids, logprobs=ids.astype(np.float32), versions=ids)
+    return make_chunk([token], logprobs=token, versions=token)
 
 
 async def heard(live: LiveAnswer) -> list[tuple[int, int]]:

@@ -1,9 +1,6 @@
-from collections import Counter
-
 import pytest
 import torch
 from torch._dynamo.utils import counters
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from penstock.models import attention
@@ -14,6 +11,7 @@ from penstock.trainer.forward.checkpointing import (
     layers_of,
 )
 from penstock.trainer.forward.packed_attention import PackedAttention
+from tests.trainer.forward.operators import Counting, pretend_varlen
 
 CONFIG = LlamaConfig(
     vocab_size=23,
@@ -65,18 +63,6 @@ def test_values_stay_and_less_is_kept(mode):
     assert [name for name, _ in model.named_parameters()] == names
 
 
-class Counting(TorchDispatchMode):
-    """Counts the operations that really run."""
-
-    def __init__(self):
-        super().__init__()
-        self.counts = Counter()
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.counts[func.name().split(".")[0]] += 1
-        return func(*args, **(kwargs or {}))
-
-
 def test_selective_computes_only_the_cheap_and_every_second_wide_matmul_again():
     model = make()
     enable_checkpointing(model, "selective")
@@ -113,27 +99,6 @@ def test_compiled_layers_give_the_same(mode, packing):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
 
 
-@torch.library.custom_op("penstock_test::pretend_varlen", mutates_args=())
-def pretend_varlen(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, longest_query: int, longest_key: int
-) -> torch.Tensor:
-    return query + longest_query + longest_key
-
-
-@pretend_varlen.register_fake
-def _(query, key, value, longest_query, longest_key):
-    return torch.empty_like(query)
-
-
-def _gradients(ctx, grad):
-    return grad.clone(), *(torch.zeros_like(tensor) for tensor in ctx.saved_tensors), None, None
-
-
-pretend_varlen.register_autograd(
-    _gradients, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs[1:3])
-)
-
-
 # Dynamo looks at the .grad of what it traces, leaf or not.
 @pytest.mark.filterwarnings("ignore:The .grad attribute")
 def test_one_compilation_serves_rows_of_any_shape(monkeypatch):
@@ -142,11 +107,7 @@ def test_one_compilation_serves_rows_of_any_shape(monkeypatch):
     monkeypatch.setattr("penstock.trainer.forward.packed_attention.fits", lambda *_: True)
     model = make()
     enable_checkpointing(model, "selective")
-    backend = PackedAttention(
-        lambda query, key, value, _, __, longest_query, longest_key, **___: pretend_varlen(
-            query, key, value, longest_query, longest_key
-        )
-    )
+    backend = PackedAttention(pretend_varlen)
     attention.attach(model, backend)
     compile_layers(model, backend="aot_eager")
     before = counters["stats"]["unique_graphs"]

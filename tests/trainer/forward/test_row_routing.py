@@ -10,14 +10,15 @@ from torch._dynamo.utils import counters
 from penstock.blob_stores import MemoryBlobs
 from penstock.errors import BlobLost, UserError
 from penstock.models.routing import Recording, find_routers
-from penstock.records import RoutingShape, Sample, SamplingParams, TrainSequence
+from penstock.records import RoutingShape, TrainSequence
 from penstock.records.routing_records import store_routes
 from penstock.trainer.forward.checkpointing import compile_layers
 from penstock.trainer.forward.packed_model import PackedModel
 from penstock.trainer.forward.packed_row import PackedRow
 from tests.models.moe import EXPERTS, VOCAB, moe_model
+from tests.records.builders import make_sample
 from tests.trainer.builders import tiny_model
-from tests.trainer.forward.test_checkpointing import pretend_varlen
+from tests.trainer.forward.operators import pretend_varlen
 
 PROMPT, LENGTH = 9, 26
 
@@ -54,14 +55,7 @@ class Recorded:
             self.sequences.append(self._sequence(tokens, number, (ref,) if store else ()))
 
     def _sequence(self, tokens: np.ndarray, episode: int, routing: tuple) -> TrainSequence:
-        sample = Sample(
-            token_ids=tokens,
-            loss_mask=np.arange(len(tokens)) >= PROMPT,
-            logprobs=np.zeros(len(tokens), dtype=np.float32),
-            versions=np.zeros(len(tokens), dtype=np.int32),
-            sampling=SamplingParams(),
-            routing=routing,
-        )
+        sample = make_sample(tokens, np.arange(len(tokens)) >= PROMPT, routing=routing)
         return TrainSequence(sample=sample, group=0, episode=episode)
 
     def row(self, *, shared: bool, replays: bool = True) -> PackedRow:
@@ -175,14 +169,8 @@ def test_records_with_gaps_are_laid_where_their_tokens_are(num_experts: int, dty
             store_routes(blobs, f"s/{episode}.{start}", ids[start:end], shape, start=start)
             for start, end in pieces
         )
-        sample = Sample(
-            token_ids=np.array([1, 2, 3, 4 + episode, 5, 6, 7, 8], dtype=np.int32),
-            loss_mask=np.arange(8) >= 3,
-            logprobs=np.zeros(8, dtype=np.float32),
-            versions=np.zeros(8, dtype=np.int32),
-            sampling=SamplingParams(),
-            routing=refs,
-        )
+        tokens = [1, 2, 3, 4 + episode, 5, 6, 7, 8]
+        sample = make_sample(tokens, np.arange(8) >= 3, routing=refs)
         sequences.append(TrainSequence(sample=sample, group=0, episode=episode))
     row = PackedRow.of(sequences, shared_prompts=True, blobs=blobs, routing=shape)
     assert row is not None
@@ -262,11 +250,7 @@ def compile_whole_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.trainer.forward.packed_attention.fits", lambda *_: True)
     monkeypatch.setattr(
         "penstock.trainer.forward.packed_attention.find_varlen",
-        lambda device: (
-            lambda query, key, value, _, __, longest_query, longest_key, **___: pretend_varlen(
-                query, key, value, longest_query, longest_key
-            )
-        ),
+        lambda device: pretend_varlen,
     )
     monkeypatch.setattr(PackedModel, "_verify", lambda *_: None)
     compile_with = partial(compile_layers, backend="aot_eager")

@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.records import Episode, Group, Score, ScoredGroup, Task
-from penstock.trainer.forward.dummy_batch import dummy_turn
 from penstock.trainer.step.packing import pack, plan_step, share_out
 from penstock.trainer.step.sharing import forward_length, loss_positions
+from tests.records.builders import make_turn, scored_episodes
 from tests.trainer.builders import make_groups
 
 COSTS = st.lists(st.integers(1, 60), max_size=60)
@@ -76,16 +75,8 @@ def test_plans_hold_every_sample_once_and_share_denominators(seed, ranks, budget
 def test_attention_counts_as_work():
     """Of two micro-batches of about as many tokens, the rank with the longest sequence gets the one whose sequences
     are short, although it has more tokens."""
-    prompt = np.zeros(1, dtype=np.int32)
     groups = [
-        ScoredGroup(
-            group=Group(
-                number=number,
-                task=Task(id=str(number), prompt=""),
-                episodes=(Episode(task_id=str(number), turns=(dummy_turn(prompt, np.zeros(length), 7),)),),
-            ),
-            scores=(Score(value=1.0),),
-        )
+        scored_episodes([[make_turn([0], np.zeros(length))]], [1.0], number=number, task_id=str(number))
         for number, length in enumerate([8000, 6000, 5000] + [1100] * 8)
     ]
     plans = plan_step(1, groups, ranks=2, micro_batch_tokens=9000)

@@ -10,8 +10,6 @@ from penstock.records import (
     BlobRef,
     RoutingRef,
     RoutingShape,
-    Sample,
-    SamplingParams,
     Score,
     StepPlan,
     TrainSequence,
@@ -20,6 +18,7 @@ from penstock.records import (
 from penstock.trainer.forward.packed_model import PackedModel
 from penstock.trainer.step.routing_sample import SAMPLED_TOKENS, choose_sample
 from tests.models.moe import moe_model
+from tests.records.builders import make_sample
 from tests.trainer.forward.test_row_routing import Recorded, moved_by
 from tests.trainer.test_policy_trainer import trainer_for
 
@@ -29,14 +28,7 @@ SHAPE = RoutingShape(family="Moe", num_layers=1, num_experts=4, top_k=1)
 def sequence(length: int, *, recorded: bool = True, in_loss: bool = True) -> TrainSequence:
     blob = BlobRef(key="g/a", num_bytes=length - 1, checksum=0)
     ref = RoutingRef(start=0, num_tokens=length - 1, shape=SHAPE, blob=blob)
-    sample = Sample(
-        token_ids=np.zeros(length, np.int32),
-        loss_mask=np.full(length, in_loss) & (np.arange(length) > 0),
-        logprobs=np.zeros(length, np.float32),
-        versions=np.zeros(length, np.int32),
-        sampling=SamplingParams(),
-        routing=(ref,) if recorded else (),
-    )
+    sample = make_sample([0] * length, in_loss & (np.arange(length) > 0), routing=(ref,) if recorded else ())
     return TrainSequence(sample=sample, group=0, episode=0)
 
 

@@ -5,30 +5,26 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.records import Sample, SamplingParams, TrainSequence
+from penstock.records import SamplingParams, TrainSequence
 from penstock.trainer.forward.packed_model import PackedModel
 from penstock.trainer.forward.packed_row import PackedRow
 from penstock.trainer.step.packing import plan_step
 from penstock.trainer.step.sharing import RowLayout, find_families, forward_length
+from tests.records.builders import make_sample
 from tests.trainer.builders import make_groups, tiny_model
 from tests.trainer.forward.test_packed_model import make_model
 
 
 def sequence(prompt, output, *, group=0, loss=None):
-    ids = np.array([*prompt, *output], dtype=np.int32)
-    mask = np.zeros(len(ids), dtype=np.bool_)
-    mask[len(prompt) :] = True if loss is None else loss
-    return TrainSequence(
-        sample=Sample(
-            token_ids=ids,
-            loss_mask=mask,
-            logprobs=np.full(len(ids), -1, dtype=np.float32),
-            versions=np.where(np.arange(len(ids)) < len(prompt), -1, 0).astype(np.int32),
-            sampling=SamplingParams(temperature=1.0),
-        ),
-        group=group,
-        episode=0,
+    asked, said = [False] * len(prompt), [True] * len(output) if loss is None else loss
+    sample = make_sample(
+        [*prompt, *output],
+        [*asked, *said],
+        logprobs=-1.0,
+        versions=[-1] * len(prompt) + [0] * len(output),
+        sampling=SamplingParams(temperature=1.0),
     )
+    return TrainSequence(sample=sample, group=group, episode=0)
 
 
 def layout_of(*sequences):
