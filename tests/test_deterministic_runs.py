@@ -1,15 +1,13 @@
 """Real processes: a deterministic run that is killed and resumed ends with the weights of one that never was."""
 
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from penstock.durability.kept_checkpoints import checkpoints_of
 from penstock.processes.run_processes import wait_for_orphans
+from tests.cli.commands import start_command
 
 pytestmark = pytest.mark.processes
 
@@ -29,11 +27,9 @@ SETTINGS = (
     "observe.view=plain",
     "observe.every_s=0.1",
 )
-CODE = "from penstock.cli import main; main()"
 DIES = """
 import os, signal, threading, time
 from pathlib import Path
-from penstock.cli import main
 from penstock.durability.kept_checkpoints import checkpoints_of
 
 def die():
@@ -42,24 +38,12 @@ def die():
     os.kill(os.getpid(), signal.SIGKILL)
 
 threading.Thread(target=die, daemon=True).start()
-main()
 """
 """A controller that kills itself after its first checkpoint: from outside it could be seen too late."""
 
 
-def start(folder: Path, code: str, *words: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", code, *words],
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)},
-    )
-
-
-def play(folder: Path, *words: str, code: str = CODE, ends_with: int = 0) -> str:
-    with start(folder, code, *words) as process:
+def play(folder: Path, *words: str, before: str = "", ends_with: int = 0) -> str:
+    with start_command(folder, *words, before=before) as process:
         output, _ = process.communicate(timeout=600)
     assert process.returncode == ends_with, output
     return output
@@ -74,7 +58,7 @@ def weights_of(run: Path) -> bytes:
 def test_a_run_that_was_killed_ends_with_the_same_bits(tmp_path: Path) -> None:
     play(tmp_path, "train", *SETTINGS, "run.name=whole")
     killed = tmp_path / "runs" / "killed"
-    play(tmp_path, "train", *SETTINGS, "run.name=killed", code=DIES, ends_with=-signal.SIGKILL)
+    play(tmp_path, "train", *SETTINGS, "run.name=killed", before=DIES, ends_with=-signal.SIGKILL)
     wait_for_orphans(killed)
     assert max(checkpoints_of(killed)) < STEPS
     output = play(tmp_path, "resume", "killed")

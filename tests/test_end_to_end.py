@@ -28,7 +28,7 @@ from penstock.observe.reading.run_reading import RunReading
 from penstock.observe.writers.recoveries_jsonl import read_recoveries
 from penstock.processes.run_processes import wait_for_orphans
 from penstock.trainer.checkpoint.state_files import load_state
-from tests.cli.commands import call
+from tests.cli.commands import call, start_command
 
 pytestmark = pytest.mark.processes
 
@@ -296,18 +296,10 @@ def start_endless(project: Path, *words: str) -> subprocess.Popen[str]:
 
 
 def launch_endless(project: Path, *words: str) -> subprocess.Popen[str]:
-    # Whoever starts the tests in the background may have interrupts ignored.
-    code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-    code += "from penstock.cli import main; main()"
+    # Where the tests run in the background, interrupts may be ignored.
+    interrupts = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
     endless = ("train", "config.yaml", "run.steps=1000000", "observe.every_s=0.1")
-    process = subprocess.Popen(
-        [sys.executable, "-c", code, *endless, *words],
-        cwd=project,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "PYTHONPATH": f"{project}{os.pathsep}{Path(__file__).parent.parent}"},
-    )
+    process = start_command(project, *endless, *words, before=interrupts)
     STARTED.append(process)
     return process
 

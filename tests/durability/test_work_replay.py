@@ -1,9 +1,7 @@
 """Real processes: a controller that is killed goes on with the turns that it had begun, token for token."""
 
 import json
-import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,7 @@ from penstock.loop.spans import numbers_of
 from penstock.models.tokenizer import ChatTokenizer
 from penstock.processes.run_processes import wait_for_orphans
 from penstock.records import TurnPart
-from tests.cli.commands import call
+from tests.cli.commands import call, start_command
 
 pytestmark = pytest.mark.processes
 
@@ -106,15 +104,7 @@ def is_under_way(parts: list[TurnPart]) -> bool:
 
 def kill_midway(folder: Path, run: Path) -> dict[str, list[TurnPart]]:
     """Start a run, kill its controller once some turns are under way and others whole, and say what was kept."""
-    code = "from penstock.cli import main; main()"
-    process = subprocess.Popen(
-        [sys.executable, "-c", code, "train", "config.yaml"],
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-    )
+    process = start_command(folder, "train", "config.yaml")
     try:
         assert process.stdout is not None
         output = []

@@ -2,8 +2,8 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import AbstractAsyncContextManager, aclosing
-from typing import Any, get_args
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from typing import Any, TypeVar, get_args
 
 import numpy as np
 import pytest
@@ -11,6 +11,8 @@ import pytest
 from penstock.errors import PenstockError, RequestRefused
 from penstock.records import Chunk, GenerateRequest, Interrupt, SamplingParams, WeightUpdate
 from penstock.records.interfaces import Engine
+
+AnyEngine = TypeVar("AnyEngine", bound=Any)
 
 
 def ask(request_id: str, prompt: list[int] | None = None, **options: Any) -> GenerateRequest:
@@ -40,6 +42,25 @@ async def collect(chunks: AsyncIterator[Chunk]) -> list[Chunk]:
 
 def joined(chunks: list[Chunk]) -> list[int]:
     return [int(token) for chunk in chunks for token in chunk.token_ids]
+
+
+def play(scene: Callable[[], Coroutine[Any, Any, None]], timeout_s: float = 100.0) -> None:
+    async def main() -> None:
+        async with asyncio.timeout(timeout_s):
+            await scene()
+
+    asyncio.run(main())
+
+
+@asynccontextmanager
+async def running(engine: AnyEngine) -> AsyncIterator[AnyEngine]:
+    """An engine that runs while the block does."""
+    async with asyncio.TaskGroup() as group:
+        group.create_task(engine.run())
+        try:
+            yield engine
+        finally:
+            await engine.close()
 
 
 class EngineContract:

@@ -15,12 +15,12 @@ from penstock.config.loader import build
 from penstock.config.root import PenstockConfig
 from penstock.engines.config import EngineConfig
 from penstock.engines.embedded.config import EmbeddedConfig
-from penstock.engines.kinds import KINDS, EngineParts, ServedEngine, kind_of, open_engine, settings_of
+from penstock.engines.kinds import KINDS, EngineParts, kind_of, open_engine, settings_of
 from penstock.errors import ConfigError, UserError
 from penstock.models.config import LoraConfig
 from penstock.records import DEFAULT_POLICY
 from penstock.records.interfaces import Engine
-from tests.engines.contract import EngineContract
+from tests.engines.contract import EngineContract, running
 from tests.engines.embedded.tiny import NoWeights
 
 SCRIPTED = "tests.engines.scripted_kind:SCRIPTED"
@@ -40,16 +40,6 @@ def parts_for(model: str, **section: Any) -> EngineParts:
     )
 
 
-@asynccontextmanager
-async def serving(engine: ServedEngine) -> AsyncIterator[Engine]:
-    async with asyncio.TaskGroup() as group:
-        group.create_task(engine.run())
-        try:
-            yield engine
-        finally:
-            await engine.close()
-
-
 class TestEmbedded(EngineContract):
     @pytest.fixture(autouse=True)
     def _model(self, tiny_model: Path) -> None:
@@ -57,7 +47,7 @@ class TestEmbedded(EngineContract):
 
     @asynccontextmanager
     async def open_engine(self) -> AsyncIterator[Engine]:
-        async with serving(await open_engine(parts_for(self.model))) as engine:
+        async with running(await open_engine(parts_for(self.model))) as engine:
             yield engine
 
 
@@ -65,7 +55,7 @@ class TestScripted(EngineContract):
     @asynccontextmanager
     async def open_engine(self) -> AsyncIterator[Engine]:
         opened = await open_engine(parts_for("", kind=SCRIPTED))
-        async with serving(opened) as engine:
+        async with running(opened) as engine:
             yield engine
 
 

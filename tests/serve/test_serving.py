@@ -27,7 +27,7 @@ from penstock.records.interfaces import Engine
 from penstock.serve.serving import ServeSettings, open_engine, served
 from tests.engines.contract import EngineContract
 from tests.serve.live_server import Live, serving
-from tests.vllm_live.live import parts_of, running
+from tests.vllm_live.live import opened, parts_of
 
 LONG = {"token_ids": [1, 2, 3], "stream": True, "sampling_params": {"max_tokens": 400, "ignore_eos": True}}
 
@@ -52,7 +52,7 @@ class TestJoined(EngineContract):
     async def open_engine(self) -> AsyncIterator[Engine]:
         async with (
             serving(self.model, updates=True) as live,
-            running(parts_of(str(self.model), urls=(live.address,))) as engine,
+            opened(parts_of(str(self.model), urls=(live.address,))) as engine,
         ):
             yield engine
 

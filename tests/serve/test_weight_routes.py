@@ -13,7 +13,7 @@ from penstock.sync.slot_publisher import Publishing
 from penstock.sync.transports import Rendezvous, make_publisher
 from tests.engines.contract import ask, collect
 from tests.serve.live_server import serving
-from tests.vllm_live.live import changed, column, forward_logprobs, load, parts_of, running
+from tests.vllm_live.live import changed, column, forward_logprobs, load, opened, parts_of
 from tests.vllm_live.test_live_weights import Trainer
 
 PROMPT = [1, 10, 2, 11]
@@ -24,7 +24,7 @@ def test_a_trainer_that_joins_updates_the_server(tiny_model: Path, tmp_path: Pat
     async def scene() -> None:
         async with (
             serving(tiny_model, updates=True) as live,
-            running(parts_of(str(tiny_model), urls=(live.address,))) as engine,
+            opened(parts_of(str(tiny_model), urls=(live.address,))) as engine,
         ):
             model = changed(load(str(tiny_model)), seed=1)
             trainer = Trainer(model, transport, tmp_path)

@@ -1,12 +1,12 @@
 """What tests on live servers share: an engine that joins one, a publisher of real weights, and plain forward passes."""
 
-import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
@@ -20,7 +20,9 @@ from penstock.models.published import published_tensors
 from penstock.records import Chunk
 from penstock.sync.shared_memory import SharedMemoryPublisher
 from penstock.sync.transports import AnyReceiver
+from tests.engines.contract import ask, collect, running
 
+PROMPT = [1, 10, 2, 11]
 CONTEXT = 512
 """Of the servers that tests start."""
 ADAPTER_RANK = 4
@@ -62,22 +64,9 @@ def parts_of(
 
 
 @asynccontextmanager
-async def running(parts: EngineParts) -> AsyncIterator[ServedEngine]:
-    engine = await open_engine(parts)
-    async with asyncio.TaskGroup() as group:
-        group.create_task(engine.run())
-        try:
-            yield engine
-        finally:
-            await engine.close()
-
-
-def play(scene: Callable[[], Coroutine[Any, Any, None]], timeout_s: float = 100.0) -> None:
-    async def main() -> None:
-        async with asyncio.timeout(timeout_s):
-            await scene()
-
-    asyncio.run(main())
+async def opened(parts: EngineParts) -> AsyncIterator[ServedEngine]:
+    async with running(await open_engine(parts)) as engine:
+        yield engine
 
 
 async def reset_weights(server: str, model: str, folder: Path) -> None:
@@ -85,7 +74,7 @@ async def reset_weights(server: str, model: str, folder: Path) -> None:
     tensors = published_tensors(load(model))
     publisher = SharedMemoryPublisher(tensors, folder=folder)
     publisher.snapshot(1, tensors)
-    async with running(parts_of(model, urls=(server,))) as engine:
+    async with opened(parts_of(model, urls=(server,))) as engine:
         await engine.update(publisher.describe(1), "abort_retry")
     publisher.close()
 
@@ -111,6 +100,15 @@ def forward_logprobs(model: nn.Module, prompt: list[int], tokens: list[int]) -> 
         logits = model(torch.tensor([prompt + tokens])).logits[0].float()
     table = torch.log_softmax(logits, dim=-1)
     return [float(table[len(prompt) + place - 1, token]) for place, token in enumerate(tokens)]
+
+
+async def check_answer(engine: ServedEngine, model: nn.Module, version: int) -> None:
+    """Its tokens are of this version, and their logprobs those of the model."""
+    asked = ask(f"v{version}", prompt=PROMPT, max_tokens=30, seed=version)
+    chunks = await collect(engine.generate(asked))
+    assert set(column(chunks, "versions")) == {version}
+    expected = forward_logprobs(model, PROMPT, column(chunks, "token_ids"))
+    assert column(chunks, "logprobs") == pytest.approx(expected, abs=1e-3)
 
 
 def column(chunks: list[Chunk], name: str) -> list[Any]:

@@ -2,30 +2,28 @@
 
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from penstock.engines.kinds import ServedEngine
 from penstock.models.config import LoraConfig
 from penstock.sync.shared_memory import SharedMemoryPublisher
 from penstock.sync.slot_publisher import Publishing
 from penstock.trainer.adapter import TrainedAdapter
-from tests.engines.contract import ask, collect
+from tests.engines.contract import ask, play
 from tests.vllm_live.live import (
     ADAPTER_RANK,
     CONTEXT,
     LONG,
+    PROMPT,
+    check_answer,
     column,
     forward_logprobs,
     load,
+    opened,
     parts_of,
-    play,
-    running,
 )
 
-PROMPT = [1, 10, 2, 11]
 LORA = LoraConfig(rank=ADAPTER_RANK, alpha=8.0)
 
 
@@ -33,13 +31,6 @@ def redraw(adapter: TrainedAdapter, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     for tensor in adapter.tensors().values():
         tensor.copy_(0.3 * torch.randn(tensor.shape, generator=generator))
-
-
-async def check_answer(engine: ServedEngine, model: Any, version: int, request_id: str) -> None:
-    chunks = await collect(engine.generate(ask(request_id, prompt=PROMPT, max_tokens=30, seed=version)))
-    assert set(column(chunks, "versions")) == {version}
-    expected = forward_logprobs(model, PROMPT, column(chunks, "token_ids"))
-    assert column(chunks, "logprobs") == pytest.approx(expected, abs=1e-3)
 
 
 @pytest.mark.timeout(600)
@@ -54,7 +45,7 @@ def test_adapters_are_swapped_under_running_answers(adapter_server: str, model: 
             Publishing(selection="adapter", base=1, adapter=adapter.spec, slots=8),
             folder=tmp_path,
         )
-        async with running(parts_of(model, urls=(adapter_server,), lora=LORA, context=CONTEXT)) as engine:
+        async with opened(parts_of(model, urls=(adapter_server,), lora=LORA, context=CONTEXT)) as engine:
             base.snapshot(1, below)
             assert (await engine.update(base.describe(1), "drain")).version == 1
             await check_answer(engine, load(model), 1, "plain")
@@ -62,7 +53,7 @@ def test_adapters_are_swapped_under_running_answers(adapter_server: str, model: 
                 redraw(adapter, version)
                 own.snapshot(version, adapter.tensors())
                 assert (await engine.update(own.describe(version), "drain")).version == version
-                await check_answer(engine, live, version, f"v{version}")
+                await check_answer(engine, live, version)
             async with aclosing(
                 engine.generate(ask("long", prompt=PROMPT, max_tokens=LONG, seed=1))
             ) as answer:

@@ -9,7 +9,7 @@ from penstock.models.tokenizer import ChatTokenizer
 from penstock.records.interfaces import Engine
 from tests.engines.capability_contract import CapabilityContract, Stage
 from tests.engines.contract import EngineContract
-from tests.vllm_live.live import CONTEXT, LONG, load, parts_of, running
+from tests.vllm_live.live import CONTEXT, LONG, load, opened, parts_of
 
 
 @pytest.mark.timeout(300)
@@ -25,10 +25,10 @@ class TestLive(EngineContract, CapabilityContract):
 
     @asynccontextmanager
     async def open_engine(self) -> AsyncIterator[Engine]:
-        async with running(self.parts) as engine:
+        async with opened(self.parts) as engine:
             yield engine
 
     @asynccontextmanager
     async def open_stage(self) -> AsyncIterator[Stage]:
-        async with running(self.parts) as engine:
+        async with opened(self.parts) as engine:
             yield Stage(engine, load(self.model), ChatTokenizer(self.model).decode)

@@ -20,7 +20,7 @@ from penstock.errors import EngineLost, PenstockError, UserError
 from penstock.models.published import published_tensors
 from penstock.records import Chunk, GenerateRequest
 from penstock.sync.shared_memory import SharedMemoryPublisher
-from tests.engines.contract import ask, collect, joined
+from tests.engines.contract import ask, collect, joined, play
 from tests.vllm_live.live import (
     CONTEXT,
     LONG,
@@ -28,10 +28,9 @@ from tests.vllm_live.live import (
     column,
     forward_logprobs,
     load,
+    opened,
     parts_of,
-    play,
     reset_weights,
-    running,
 )
 
 PROMPT, OTHER = [1, 10, 2, 11], [3, 10, 4, 11]
@@ -44,8 +43,8 @@ def test_embedded_and_vllm_engines_agree_and_share_a_pool(server: str, model: st
         live = changed(load(model), 7)
         publisher = SharedMemoryPublisher(published_tensors(live), folder=tmp_path)
         async with (
-            running(parts_of(model, urls=(server,))) as one,
-            running(parts_of(model, kind="embedded")) as two,
+            opened(parts_of(model, urls=(server,))) as one,
+            opened(parts_of(model, kind="embedded")) as two,
         ):
             pool = EnginePool({"vllm0": one, "embedded0": two})
             publisher.snapshot(1, published_tensors(live))
@@ -118,7 +117,7 @@ def test_two_servers_in_a_pool_of_which_one_dies(vllm: str, server: str, model: 
         assert isinstance(own, VllmEngine)
         watching = asyncio.create_task(own.run())
         try:
-            async with running(parts_of(model, urls=(server,), context=CONTEXT)) as joined_one:
+            async with opened(parts_of(model, urls=(server,), context=CONTEXT)) as joined_one:
                 pool = EnginePool({"joined": joined_one, "own": own})
                 publisher.snapshot(1, published_tensors(live))
                 assert (await pool.update(publisher.describe(1))).version == 1

@@ -17,20 +17,20 @@ from penstock.models.published import published_tensors
 from penstock.records import Interrupt, since_restart
 from penstock.sync.slot_publisher import Publishing
 from penstock.sync.transports import Rendezvous, make_publisher
-from tests.engines.contract import ask, collect
+from tests.engines.contract import ask, play
 from tests.vllm_live.live import (
     CONTEXT,
     LONG,
+    PROMPT,
     changed,
+    check_answer,
     column,
     forward_logprobs,
     load,
+    opened,
     parts_of,
-    play,
-    running,
 )
 
-PROMPT = [1, 10, 2, 11]
 CLOSE = 1e-3
 
 
@@ -67,7 +67,7 @@ async def training(
     server: str, model: str, folder: Path, transport: str = "shared_memory"
 ) -> AsyncIterator[tuple[ServedEngine, nn.Module, Trainer]]:
     """An engine, the model whose weights it gets, and who sends them. In the end it has its first weights again."""
-    async with running(parts_of(model, urls=(server,), context=CONTEXT)) as engine:
+    async with opened(parts_of(model, urls=(server,), context=CONTEXT)) as engine:
         first = load(model)
         live = load(model)
         trainer = Trainer(live, transport, folder)
@@ -84,14 +84,6 @@ async def outcome(server: str) -> dict[str, Any]:
     async with ServerClient("asking", server) as client:
         (answer,) = await client.ask_workers("penstock_outcome")
         return answer
-
-
-async def check_answer(engine: ServedEngine, model: nn.Module, version: int) -> None:
-    chunks = await collect(engine.generate(ask(f"v{version}", prompt=PROMPT, max_tokens=30, seed=version)))
-    tokens = column(chunks, "token_ids")
-    assert set(column(chunks, "versions")) == {version}
-    expected = forward_logprobs(model, PROMPT, tokens)
-    assert column(chunks, "logprobs") == pytest.approx(expected, abs=CLOSE)
 
 
 @pytest.mark.timeout(300)

@@ -30,6 +30,7 @@ from penstock.engines.embedded.engine import EmbeddedEngine
 from penstock.records import Chunk, GenerateRequest, WeightUpdate, joined_chunk
 from penstock.records.interfaces import Staged, Verification
 from penstock.records.sampling_masks import fetch_mask
+from tests.engines.contract import running
 from tests.records.builders import kept_rows
 
 VOCAB = 61
@@ -109,13 +110,8 @@ class NoWeights:
 @asynccontextmanager
 async def serve(model: nn.Module | None = None, **options: Any) -> AsyncIterator[EmbeddedEngine]:
     """An engine that runs while the block does."""
-    engine = make_engine(model if model is not None else make_model(), **options)
-    async with asyncio.TaskGroup() as group:
-        group.create_task(engine.run())
-        try:
-            yield engine
-        finally:
-            await engine.close()
+    async with running(make_engine(model if model is not None else make_model(), **options)) as engine:
+        yield engine
 
 
 class SeededWeights(NoWeights):

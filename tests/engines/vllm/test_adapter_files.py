@@ -12,9 +12,9 @@ from penstock.errors import FingerprintMismatch, PenstockError
 from penstock.records import AdapterSpec, WeightUpdate
 from penstock.sync.shared_memory import SharedMemoryPublisher, SharedMemoryReceiver
 from penstock.sync.slot_publisher import Publishing
-from tests.engines.contract import ask, collect, update_to
+from tests.engines.contract import ask, collect, play, update_to
 from tests.engines.vllm.fake_server import FakeVllm
-from tests.engines.vllm.test_vllm_engine import opened, play
+from tests.engines.vllm.test_vllm_engine import opened
 
 LAYER = "model.layers.0.self_attn.q_proj"
 

@@ -24,7 +24,7 @@ from penstock.processes.revival import Silence
 from penstock.records import Chunk, Interrupt, RoutingShape, TensorSpec, WeightUpdate, since_restart
 from penstock.records.interfaces import Engine
 from penstock.records.routing_records import fetch_routes
-from tests.engines.contract import EngineContract, ask, collect, joined, update_to
+from tests.engines.contract import EngineContract, ask, collect, joined, play, update_to
 from tests.engines.vllm.fake_program import fake_vllm
 from tests.engines.vllm.fake_server import NUM_EXPERTS, NUM_LAYERS, TOP_K, VOCAB, FakeVllm, experts_of
 
@@ -60,14 +60,6 @@ class TestContract(EngineContract):
     async def open_engine(self) -> AsyncIterator[Engine]:
         async with opened(FakeVllm(token_s=0.001), self.folder) as engine:
             yield engine
-
-
-def play(scene: Any) -> None:
-    async def main() -> None:
-        async with asyncio.timeout(100):
-            await scene()
-
-    asyncio.run(main())
 
 
 def published(version: int) -> WeightUpdate:

@@ -15,8 +15,7 @@ from weight_folders import WeightFolders
 from penstock.engines.vllm.server_client import ServerClient
 from penstock.errors import PenstockError, RequestRefused
 from penstock.sync.shared_memory import SharedMemoryPublisher, SharedMemoryReceiver
-from tests.engines.contract import ask, collect, joined, update_to
-from tests.engines.vllm.test_vllm_engine import play
+from tests.engines.contract import ask, collect, joined, play, update_to
 from tests.plugins.sglang.fake_server import VOCAB, FakeSglang
 
 
