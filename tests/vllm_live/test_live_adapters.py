@@ -48,7 +48,7 @@ def test_adapters_are_swapped_under_running_answers(adapter_server: str, model: 
         async with opened(parts_of(model, urls=(adapter_server,), lora=LORA, context=CONTEXT)) as engine:
             base.snapshot(1, below)
             assert (await engine.update(base.describe(1), "drain")).version == 1
-            await check_answer(engine, load(model), 1, "plain")
+            await check_answer(engine, load(model), 1)
             for version in (2, 3):
                 redraw(adapter, version)
                 own.snapshot(version, adapter.tensors())
@@ -62,7 +62,7 @@ def test_adapters_are_swapped_under_running_answers(adapter_server: str, model: 
                 redraw(adapter, 4)
                 own.snapshot(4, adapter.tensors())
                 await engine.update(own.describe(4), "drain")
-                await check_answer(engine, live, 4, "beside")
+                await check_answer(engine, live, 4)
                 chunks += [chunk async for chunk in answer]
             assert set(column(chunks, "versions")) == {3}
             for name, each in adapter.tensors().items():
