@@ -81,7 +81,8 @@ async def run_episode(workflow: Workflow, rollout: Rollout) -> Episode:
         episode = failed_episode(spec, WORKFLOW_ERROR, "the workflow cancelled itself", rollout)
     except (Exception, SystemExit) as error:
         if limit.expired():
-            message = f"the episode took longer than rollout.timeout_s={spec.timeout_s:g}"
+            so_far = "" if rollout.has_begun else ", and it had not asked for its first turn by then"
+            message = f"the episode took longer than rollout.timeout_s={spec.timeout_s:g}{so_far}"
             episode = failed_episode(spec, TIMEOUT, message, rollout)
         elif rollout.is_limited and rollout.turns:
             episode = _cut_short(rollout)
