@@ -1,5 +1,5 @@
-"""Runs episodes on worker processes, and no more commands at once than they may start. An episode that hangs in a call costs only itself: its process gets no new
-episodes, and is replaced when its others have ended."""
+"""Runs episodes on worker processes, with a limit of commands at once. An episode that hangs in a call costs only
+itself: its process gets no new episodes, and is replaced when its others have ended."""
 
 import asyncio
 from collections.abc import Callable, Sequence

@@ -1,4 +1,5 @@
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -112,6 +113,19 @@ def test_generate_answers_by_hand(tiny_model: Path, capsys: pytest.CaptureFixtur
     assert [line.split(" → ")[0] for line in first.splitlines()] == ["1+2=", "3+4="]
     assert call("generate", str(tiny_model), "1+2=", "3+4=", "--max-tokens", "4", "--seed", "1") == 0
     assert capsys.readouterr().out == first
+
+
+def test_generate_takes_a_run_by_its_name(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(tiny_model, "runs/demo/model")
+    Path("runs/demo/config.yaml").touch()
+    words = ("1+2=", "3+4=", "--max-tokens", "4", "--seed", "1")
+    assert call("generate", str(tiny_model), *words) == 0
+    expected = capsys.readouterr().out
+    assert call("generate", "demo", *words) == 0
+    assert capsys.readouterr() == (expected, "demo is a run: its model runs/demo/model\n")
 
 
 def test_generate_refuses_bad_sampling_in_one_sentence(

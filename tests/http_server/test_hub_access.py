@@ -1,0 +1,91 @@
+"""Look-ups on a hub that refuses, that is silent, and that answers."""
+
+import os
+import shutil
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants
+
+from penstock.errors import UserError
+from penstock.http_server.hub_access import check_hub
+from penstock.models.tokenizer import ChatTokenizer, model_context
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What was said; the process is online before, and as it was after."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    return []
+
+
+@pytest.fixture
+def silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A hub that takes connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{listening.getsockname()[1]}")
+        yield
+
+
+@pytest.mark.usefixtures("silent")
+def test_a_hub_that_never_answers_leaves_what_is_cached(
+    said: list[str], tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshot = tmp_path / "models--org--tiny" / "snapshots" / ("a" * 40)
+    shutil.copytree(tiny_model, snapshot)
+    (tmp_path / "models--org--tiny" / "refs").mkdir()
+    (tmp_path / "models--org--tiny" / "refs" / "main").write_text("a" * 40)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    start = time.monotonic()
+    check_hub("org/tiny", said.append, timeout_s=0.2)
+    assert time.monotonic() - start < 2
+    assert ChatTokenizer("org/tiny").encode("7") == ChatTokenizer(str(tiny_model)).encode("7")
+    assert model_context("org/tiny") == model_context(str(tiny_model))
+    with pytest.raises(UserError, match="'org/other' could not be loaded"):
+        model_context("org/other")
+    assert os.environ["HF_HUB_OFFLINE"] == "1"  # for the processes of a run
+    (line,) = said
+    assert line.startswith(
+        f"{constants.ENDPOINT} did not answer in 0.2 s: only models and datasets in the cache"
+    )
+    check_hub("org/tiny", said.append)
+    assert len(said) == 1
+
+
+@pytest.mark.usefixtures("silent")
+def test_a_folder_and_a_set_variable_are_not_looked_up(
+    said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_hub(str(tmp_path), said.append)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    check_hub("org/tiny", said.append)
+    assert (said, constants.is_offline_mode()) == ([], False)
+
+
+def test_any_answer_of_the_hub_means_that_it_is_there(
+    said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    class Refusing(BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            asked.append(self.path)
+            self.send_response(403)
+            self.end_headers()
+
+        def log_message(self, *words: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Refusing) as server:
+        answering = threading.Thread(target=server.handle_request)
+        answering.start()
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+        check_hub("org/tiny", said.append, timeout_s=60)
+        answering.join()
+    assert (said, len(asked), constants.is_offline_mode()) == ([], 1, False)
