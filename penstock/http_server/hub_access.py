@@ -21,7 +21,7 @@ def check_hub(name: str, say: Callable[[str], None], *, timeout_s: float = PROBE
     os.environ[VARIABLE] = "1"
     constants.HF_HUB_OFFLINE = True
     say(
-        f"{constants.ENDPOINT} did not answer in {timeout_s:g} s: only models and datasets in the cache are found "
+        f"{constants.ENDPOINT} can't be reached: only models and datasets in the cache are found "
         f"({VARIABLE}=0 looks them up all the same)"
     )
 
