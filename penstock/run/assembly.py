@@ -87,7 +87,7 @@ def build_controller(
         gate,
         log.attempts,
         advantages=partial(episode_advantages, config.algorithm),
-        decode=parts.tokenizer.decode,
+        decode=partial(parts.tokenizer.decode, skip_special_tokens=False),
     )
     buffer = RolloutBuffer(gate, log=log, dropped=controller_events.dropped, give_back=parts.tasks.put_back)
     activity, group = Activity(log.attempts), group_of(parts.trainers)

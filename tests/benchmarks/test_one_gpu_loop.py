@@ -22,6 +22,8 @@ def spec(group: int, index: int) -> EpisodeSpec:
     return EpisodeSpec(group=group, index=index, task=task, sampling=SamplingParams())
 
 
+@pytest.mark.processes
+@pytest.mark.full
 def test_both_arms_train_the_same_tokens_and_report_their_idle_shares(tmp_path: Path) -> None:
     work = dataclasses.replace(
         work_of("tiny", on_gpu=False), steps=2, groups=2, median_tokens=6, max_tokens=24

@@ -51,6 +51,7 @@ def look(
     return asyncio.run(main())
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, True)])
 def test_every_view_opens_and_nothing_runs_over_the_edge(browser: int, width: int, dark: bool) -> None:
     async def scene(page: Page) -> None:
@@ -93,6 +94,20 @@ def test_what_a_model_wrote_is_text_everywhere(browser: int) -> None:
         return await words(page)
 
     look(browser, scene, [FakeRun()])
+
+
+def test_every_turn_is_shown_with_its_role(browser: int) -> None:
+    async def scene(page: Page) -> None:
+        for place in ("samples?row=2&sort=old", "group/5"):
+            await go(page, place)
+            await page.until("document.querySelectorAll('.read pre').length === 2")
+            titles = await page.run(
+                "[...document.querySelectorAll('.text h3')].map((one) => one.innerText).join()"
+            )
+            assert "Turn 1: context,Turn 1: model,Turn 2: context,Turn 2: model" in titles
+            assert "<|tool|>84<|end|><|model|>" in await words(page)
+
+    look(browser, scene)
 
 
 def test_markup_can_not_be_made_even_by_mistake(browser: int) -> None:

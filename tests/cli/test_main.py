@@ -97,6 +97,7 @@ main()
 """A program that ends with its first line, followed by what it had imported until then."""
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("words", "line"),
     [
@@ -191,6 +192,7 @@ main(["train"])
 """
 
 
+@pytest.mark.processes
 def test_a_reader_that_leaves_is_no_error() -> None:
     done = subprocess.run(
         ["/bin/bash", "-c", '"$0" -c "$1" | head -2; exit ${PIPESTATUS[0]}', sys.executable, READER_LEAVES],
@@ -220,6 +222,7 @@ main(["train"])
 """
 
 
+@pytest.mark.processes
 def test_a_reader_that_has_left_does_not_hide_why_a_run_failed() -> None:
     buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     reader, writer = os.pipe()
@@ -267,6 +270,7 @@ def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"penstock {penstock.__version__}\n"
 
 
+@pytest.mark.processes
 def test_a_shell_can_complete_commands() -> None:
     """What the script that `--install-completion` writes asks for when TAB is pressed after `penstock ge`."""
     asked = {"_PENSTOCK_COMPLETE": "complete_bash", "COMP_WORDS": "penstock ge", "COMP_CWORD": "1"}

@@ -175,6 +175,7 @@ def test_sizes_have_the_unit_that_fits(num_bytes: int, said: str) -> None:
 WITHOUT_TORCH = "import sys; sys.modules['torch'] = None; from penstock.cli import main; main(sys.argv[1:])"
 
 
+@pytest.mark.processes
 def test_a_run_is_shown_until_a_signal_comes(tmp_path: Path) -> None:
     write(tmp_path, [run_event(1.0), phase("training", 2.0), step(1, 3.0)])
     (tmp_path / "config.yaml").write_text("{}")

@@ -20,6 +20,7 @@ from penstock.observe.events import (
     StepEvent,
     TokensEvent,
     TokenTexts,
+    TurnText,
     UpdateEvent,
 )
 from penstock.observe.status import (
@@ -104,6 +105,14 @@ SAMPLE = SampleEvent(
     finish_reason="stop",
     prompt="12 × 7",
     answer="84",
+)
+
+
+TURNS = (
+    TurnText(turn=0, role="context", text="<|user|>12 × 7<|end|><|model|>"),
+    TurnText(turn=0, role="model", text="<call>mul(12, 7)</call><|end|>"),
+    TurnText(turn=1, role="context", text="<|tool|>84<|end|><|model|>", after=0),
+    TurnText(turn=1, role="model", text="84<|end|>"),
 )
 
 

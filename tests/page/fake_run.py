@@ -20,6 +20,7 @@ from penstock.observe.status import (
     RunStatus,
     SampleStatus,
 )
+from tests.observe.examples import TURNS
 
 HOSTILE = (
     "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
@@ -313,7 +314,7 @@ class FakeRun:
                             reward=float(right), parts={"exact_match": float(right), "<b>style</b>": 0.25},
                             advantage=None if dropped else 0.7, oldest_version=step - 3, newest_version=step - 1,
                             num_turns=1, num_prompt_tokens=8, num_output_tokens=chance.randrange(3, 9),
-                            finish_reason="stop", prompt=f"{a}+{b}=", answer=answer,
+                            finish_reason="stop", prompt=f"{a}+{b}=", answer=answer, turns=TURNS if episode == 2 else (),
                         )
                     )  # fmt: skip
         return events, ages

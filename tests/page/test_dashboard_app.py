@@ -77,6 +77,17 @@ def test_a_sample_and_its_group_are_whole() -> None:
     assert [one["episode"] for one in group["samples"]] == [0, 1, 2, 3]
 
 
+def test_a_sample_of_several_turns_has_them_all_and_a_list_has_none() -> None:
+    several = ask(lambda server: server.get("run/0/sample/2"))["transcript"]
+    assert several[1:3] == [
+        {"label": "turn 1: model", "is_read": False, "text": "<call>mul(12, 7)</call><|end|>"},
+        {"label": "turn 2: context", "is_read": True, "text": "<|tool|>84<|end|><|model|>"},
+    ]
+    assert ask(lambda server: server.get("run/0/sample/1"))["transcript"] == []
+    listed = ask(lambda server: server.get("run/0/samples", limit="4"))["rows"]
+    assert all("transcript" not in row for row in listed)
+
+
 def test_tokens_are_arrays_of_one_length_and_unknown_numbers_are_null() -> None:
     run = FakeRun()
     row = int(np.flatnonzero(run.samples.columns["traced"])[0])
