@@ -157,6 +157,8 @@ def _print(console: Console, sample: SampleEvent, *, full: bool) -> None:
         _print_turns(console, sample.turns, full=full)
     else:
         _print_text(console, "answer", sample.answer, None if full else SHOWN_ANSWER)
+    for name, text in sample.extra.items():
+        _print_text(console, plain_line(name, 70), text, None if full else SHOWN_TURN)
     console.print()
 
 

@@ -33,6 +33,8 @@ class Score(Record, frozen=True, kw_only=True):
     """Values of parts of the episode, for token advantages."""
     columns: tuple[TokenColumn, ...] = ()
     """Values of single tokens, for the loss."""
+    extra: dict[str, str] = {}
+    """Texts to show with the sample, by name."""
 
     def misfit(self, episode: Episode) -> str | None:
         """Describe the first step or column that does not fit the episode; return None if all fit."""

@@ -52,6 +52,8 @@ from penstock.run.run_launchers import Launchers, open_launchers
 from penstock.run.summary import Summary, summarise
 from penstock.run.workers import Workers, start_scorers, start_workers
 from penstock.scoring.retrying import RetryingScorer
+from penstock.scoring.scoring_process import TrainerState
+from penstock.scoring.thread_scorer import MemoryScorer, ThreadScorer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +68,9 @@ class _Opened:
 class Run:
     """Owns the processes of one run. `stop` and `cancel` end it early, with the model saved."""
 
-    def __init__(self, prepared: Prepared, shown: ShownRun, *, scorer: Scorer | None = None) -> None:
+    def __init__(
+        self, prepared: Prepared, shown: ShownRun, *, scorer: ThreadScorer | MemoryScorer | None = None
+    ) -> None:
         """`scorer` is a reward that exists only in this process."""
         self._prepared = prepared
         self._config = prepared.config
@@ -241,6 +245,7 @@ class Run:
         config, prepared, events = self._config, self._prepared, self._events
         launcher, beginning = opened.launchers.own, opened.beginning
         started = self._scorer or await start_scorers(launcher, prepared, care)
+        started.training = self._training
         scorer = RetryingScorer(started, retries=config.reward.retries)
         at_end.push_async_callback(scorer.close)
         kept = keep_work(
@@ -254,6 +259,10 @@ class Run:
         episodes = await start_episodes(launcher, prepared, kept, care)
         at_end.push_async_callback(episodes.close)
         return scorer, episodes
+
+    def _training(self) -> TrainerState:
+        done = 0 if self._controller is None else self._controller.steps_done
+        return TrainerState(global_step=done, max_steps=self._config.run.steps)
 
     def _checkpoints(self, beginning: Beginning, workers: Workers, log: GroupLog) -> Checkpoints:
         run = self._config.run

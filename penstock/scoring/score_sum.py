@@ -15,13 +15,16 @@ SCORE_SHAPE = "score_shape"
 """A reward returned the wrong number of values, values that are not numbers, or steps or columns for tokens
 that the episode does not have."""
 
+MAX_EXTRA = 4000
+"""The most characters that are kept of an extra text."""
+
 
 def weighted_sum(
     rewards: Sequence[Reward], scores: Sequence[Score | None], task: Task, episode: Episode
 ) -> Score:
-    """Add up values scaled by the weights of their functions. Steps are scaled and joined; parts are kept under
-    the function's name, and columns as they are. Raise `ScoringFailed` when no function gave a value, or when
-    one does not fit the episode."""
+    """Add up values scaled by the weights of their functions. Steps are scaled and joined, columns are kept as they
+    are, and parts and extra texts under the function's name. Raise `ScoringFailed` when no function gave a value,
+    or when one does not fit the episode."""
     given = [(reward, score) for reward, score in zip(rewards, scores, strict=True) if score is not None]
     if not given:
         raise ScoringFailed(
@@ -37,6 +40,11 @@ def weighted_sum(
         if has_steps
         else (),
         columns=tuple(plain_column(column) for _, score in given for column in score.columns),
+        extra={
+            f"{reward.name}.{name}": str(text)[:MAX_EXTRA]
+            for reward, score in given
+            for name, text in score.extra.items()
+        },
     )
     if not fits_float32(total.value):
         raise ScoringFailed(f"task {task.id!r}: the rewards add up to {total.value:g}", SCORE_NAN)
