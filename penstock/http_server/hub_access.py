@@ -28,8 +28,7 @@ def check_hub(name: str, say: Callable[[str], None], *, timeout_s: float = PROBE
 
 def _answers(timeout_s: float) -> bool:
     """Ask in a thread, since resolving a host name has no time limit."""
-    from huggingface_hub import constants
-    from huggingface_hub.utils import get_session
+    from huggingface_hub import constants, get_session
 
     answered = threading.Event()
     ended = threading.Event()
