@@ -32,8 +32,10 @@ from penstock.run.step_answers import (
     traced_tokens,
 )
 
-GENERATION, SCORING, ADMISSION, JOURNAL = "generation", "scoring", "admission", "journal"
-"""What a trainer waits for."""
+GENERATION, SCORING, ADMISSION = "generation", "scoring", "admission"
+"""What a trainer waits for until its last group is scored."""
+JOURNAL, CONTROLLER = "journal", "controller"
+"""What it waits for then: the disk, or, without a journal, that the controller sends the step."""
 
 
 class ControllerEvents:
@@ -47,6 +49,7 @@ class ControllerEvents:
         *,
         advantages: Callable[[Sequence[ScoredGroup]], Sequence[Values] | None],
         decode: Callable[[list[int]], str],
+        has_journal: bool = False,
     ) -> None:
         """`decode` returns the text of tokens, with special tokens by name."""
         self.recorder = stream.of(PROCESS)
@@ -55,6 +58,7 @@ class ControllerEvents:
         self._decode = decode
         self._vocabulary = TokenVocabulary(decode)
         self._gate = gate
+        self._last_wait = JOURNAL if has_journal else CONTROLLER
         self._advantages = advantages
         self._slots = Slots()
         self._producing: dict[int, int] = {}
@@ -79,7 +83,8 @@ class ControllerEvents:
 
     def waited(self, start: float, taken: StepGroups) -> dict[str, float]:
         """Record that the trainer has waited for these groups since `start`. Return the seconds by cause."""
-        waits = waits_of([self._attempts[number] for number in taken.numbers], start, self.now())
+        attempts = [self._attempts[number] for number in taken.numbers]
+        waits = waits_of(attempts, start, self.now(), self._last_wait)
         self.recorder.span("train", "wait for groups", start, step=taken.step + 1, **waits)
         return waits
 
@@ -239,8 +244,9 @@ class ControllerEvents:
         return max(0, self._gate.step - self._gate.history.step_of(version))
 
 
-def waits_of(attempts: Sequence[Attempt], start: float, end: float) -> dict[str, float]:
-    """Split a wait for these groups by what the last of them to be scored was doing meanwhile."""
+def waits_of(attempts: Sequence[Attempt], start: float, end: float, last_wait: str) -> dict[str, float]:
+    """Split a wait for these groups by what the last of them to be scored was doing meanwhile. `last_wait` names
+    the time after it was scored."""
     if end <= start:
         return {}
     last = max(attempts, key=_last_s, default=None)
@@ -252,7 +258,7 @@ def waits_of(attempts: Sequence[Attempt], start: float, end: float) -> dict[str,
         *(min(end, max(start, time)) for time in (last.began_s, last.generated_s, scored)),
         end,
     ]
-    parts = zip((ADMISSION, GENERATION, SCORING, JOURNAL), bounds, bounds[1:], strict=False)
+    parts = zip((ADMISSION, GENERATION, SCORING, last_wait), bounds, bounds[1:], strict=False)
     return {cause: until - since for cause, since, until in parts if until > since}
 
 

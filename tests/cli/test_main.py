@@ -4,13 +4,18 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import penstock
 from penstock.cli.main import main
+from penstock.cli.training_commands import print_summary
 from penstock.config.loader import load_config
 from penstock.config.root import PenstockConfig
 from penstock.errors import UserError, WorkerDied
+from penstock.observe.run_state import RunState
+from penstock.run.summary import summarise
+from tests.observe.examples import run_event
 
 
 def call(*words: str) -> int:
@@ -186,10 +191,32 @@ def run(*_, **__):
     print("a line", flush=True)
     time.sleep(0.5)
     values = {field.name: 0 for field in dataclasses.fields(Summary)}
-    return Summary(**values | {"name": "n", "folder": "f", "drops": {}, "failures": {}})
+    return Summary(**values | {"name": "n", "folder": "f", "drops": {}, "failures": {}, "trainer_time": {}, "engine_time": {}})
 penstock.api.run = run
 main(["train"])
 """
+
+
+@pytest.mark.parametrize(
+    ("folder", "after"),
+    [
+        (
+            "runs/sums-2",
+            "next: penstock samples sums-2 · penstock view sums-2 · model in runs/sums-2/model",
+        ),
+        (
+            "/data/my run",
+            "next: penstock samples '/data/my run' · penstock view '/data/my run' · model in /data/my run/model",
+        ),
+    ],
+)
+def test_the_table_ends_with_what_to_type_next(
+    folder: str, after: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state = RunState()
+    state.on(msgspec.structs.replace(run_event(), name="sums", folder=folder))
+    print_summary(summarise(state))
+    assert capsys.readouterr().out.splitlines()[-1] == after
 
 
 @pytest.mark.processes

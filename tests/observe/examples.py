@@ -193,5 +193,7 @@ STATUS = RunStatus(
     bottleneck=BottleneckStatus(who="engines", why="trainer waits for groups 49% of the time"),
     flow=FlowStatus(generating=64, scoring=10, ready=38, limit=80),
     answers=AnswerStatus(tokens_mean=14.2, tokens_max=32, truncated=0.02),
-    last_sample=SampleStatus(reward=1.0, text="12 × 7 = 84", oldest_version=1, newest_version=2),
+    last_sample=SampleStatus(
+        reward=1.0, prompt="What is\n12 × 7 = ", text="84", oldest_version=1, newest_version=2
+    ),
 )

@@ -20,6 +20,7 @@ from penstock.observe.status import (
     RunStatus,
     SampleStatus,
 )
+from penstock.observe.time_sheet import ProcessTime
 from tests.observe.examples import TURNS
 
 HOSTILE = (
@@ -234,7 +235,9 @@ class FakeState:
             flow=FlowStatus(generating=64, scoring=10, ready=38, limit=80),
             bottleneck=BottleneckStatus(who="engines", why="trainer waits for groups 49% of the time"),
             answers=AnswerStatus(tokens_mean=14, tokens_max=32, truncated=0.02),
-            last_sample=SampleStatus(reward=1.0, text=HOSTILE, oldest_version=74, newest_version=76),
+            last_sample=SampleStatus(
+                reward=1.0, prompt=HOSTILE, text=HOSTILE, oldest_version=74, newest_version=76
+            ),
         )
 
 
@@ -338,14 +341,14 @@ class FakeRun:
         texts = [HOSTILE] if episode == 3 else None
         return [fake_trace(self.num_tokens, step, group, episode, texts)] if step >= 0 else []
 
-    def time_sheet(self) -> list[Any]:
+    def time_sheet(self) -> list[ProcessTime]:
         return [
-            SimpleNamespace(
+            ProcessTime(
                 process="trainer",
                 total_s=80.0,
-                parts={"work": 40.0, "sync": 2.0, "other": 8.0, "wait: generation": 30.0},
+                parts={"work": 40.0, "sync": 2.0, "rest of the step": 8.0, "wait: generation": 30.0},
             ),
-            SimpleNamespace(
+            ProcessTime(
                 process="engine0",
                 total_s=80.0,
                 parts={"work": 52.0, "sync": 1.0, "idle: bound reached": 27.0},
@@ -356,6 +359,7 @@ class FakeRun:
         return {
             "gpu_hours": 0.4,
             "tokens": 1_000_000,
+            "tokens_training": 900_000,
             "tokens_per_gpu_hour": 2.5e6,
             "price": None,
             "num_gpus": 2,

@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from penstock.loop.admission import StalenessGate, Ticket
+from penstock.loop.admission import StalenessGate, StepGroups, Ticket
 from penstock.loop.attempt_records import GroupDropped, GroupGenerated, scored_record
 from penstock.loop.attempts import Attempt, Attempts
 from penstock.observe.event_stream import EventStream
@@ -11,12 +11,21 @@ from penstock.observe.readers import MemoryReader
 from penstock.run.controller_events import ControllerEvents, waits_of
 from tests.loop.test_admission import scored
 from tests.loop.test_attempts import admitted
+from tests.observe.examples import HandClock
+from tests.run.test_step_answers import ready
 
 
-def events_of(stream: EventStream, gate: StalenessGate, attempts: Attempts) -> ControllerEvents:
+def events_of(
+    stream: EventStream, gate: StalenessGate, attempts: Attempts, *, has_journal: bool = False
+) -> ControllerEvents:
     """Without advantages and texts."""
     return ControllerEvents(
-        stream, gate, attempts, advantages=lambda groups: None, decode=lambda token_ids: ""
+        stream,
+        gate,
+        attempts,
+        advantages=lambda groups: None,
+        decode=lambda token_ids: "",
+        has_journal=has_journal,
     )
 
 
@@ -39,8 +48,26 @@ FIRST, SECOND, OF_EARLIER = attempt(0.0, 4.0, 5.0), attempt(6.0, 8.0, 9.0), atte
     ],
 )
 def test_a_wait_is_for_what_the_last_group_was_doing(groups, start, end, waits) -> None:
-    assert waits_of(groups, start, end) == waits
+    assert waits_of(groups, start, end, "journal") == waits
     assert sum(waits.values()) == end - start
+
+
+@pytest.mark.parametrize("has_journal", [True, False])
+def test_only_a_run_with_a_journal_waits_for_one(has_journal: bool) -> None:
+    attempts, clock = Attempts(), HandClock()
+    attempts.follow(clock.time)
+    gate = StalenessGate(groups_per_step=1, max_staleness=1, late="correct")
+    told = events_of(EventStream(clock), gate, attempts, has_journal=has_journal)
+    for at, record in (
+        (1.0, admitted(0)),
+        (6.0, GroupGenerated(number=0)),
+        (8.0, scored_record(0, scored(0, [0]), None)),
+    ):
+        clock.now = at
+        attempts.apply(record)
+    clock.now = 10.0
+    waits = told.waited(7.0, StepGroups(step=0, groups=(ready(0, [0]),)))
+    assert waits == {"scoring": 1.0, "journal" if has_journal else "controller": 2.0}
 
 
 def test_groups_that_wait_at_the_same_time_have_a_track_each() -> None:
