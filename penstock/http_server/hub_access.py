@@ -5,18 +5,18 @@ import os
 import threading
 from collections.abc import Callable
 
-PROBE_S = 1.5
+CONNECT_S, ANSWER_S = 1.5, 0.4
 VARIABLE = "HF_HUB_OFFLINE"
 
 
-def check_hub(name: str, say: Callable[[str], None], *, timeout_s: float = PROBE_S) -> None:
+def check_hub(name: str, say: Callable[[str], None], *, connect_s: float = CONNECT_S) -> None:
     """Switch to what is cached, in this process and in those that it starts, if `name` is no file or folder here
-    and the hub does not answer. The variable HF_HUB_OFFLINE decides if it is set."""
+    and the hub can't be reached. The variable HF_HUB_OFFLINE decides if it is set."""
     if os.path.exists(name) or os.environ.get(VARIABLE):
         return
     from huggingface_hub import constants
 
-    if constants.is_offline_mode() or _answers(timeout_s):
+    if constants.is_offline_mode() or _is_reachable(connect_s):
         return
     os.environ[VARIABLE] = "1"
     constants.HF_HUB_OFFLINE = True
@@ -26,22 +26,23 @@ def check_hub(name: str, say: Callable[[str], None], *, timeout_s: float = PROBE
     )
 
 
-def _answers(timeout_s: float) -> bool:
-    """Ask in a thread, since resolving a host name has no time limit."""
+def _is_reachable(connect_s: float) -> bool:
+    """Connect as the hub's client does, through proxies too. A hub that is slow to answer can be reached. A thread
+    asks, since resolving a host name has no time limit."""
     from huggingface_hub import constants, get_session
 
-    answered = threading.Event()
-    ended = threading.Event()
+    reached, ended = threading.Event(), threading.Event()
 
     def ask() -> None:
         try:
-            get_session().head(constants.ENDPOINT, timeout=timeout_s)
-            answered.set()
-        except Exception:  # the client's own kinds depend on its version; all mean that there was no answer
-            pass
+            get_session().head(constants.ENDPOINT, timeout=(connect_s, ANSWER_S, ANSWER_S, ANSWER_S))
+            reached.set()
+        except Exception as error:  # the client's library, and so its errors, depend on its version
+            if type(error).__name__ == "ReadTimeout":
+                reached.set()
         finally:
             ended.set()
 
     threading.Thread(target=ask, name="penstock-hub", daemon=True).start()
-    ended.wait(timeout_s)
-    return answered.is_set()
+    ended.wait(connect_s + ANSWER_S)
+    return reached.is_set()
