@@ -139,7 +139,11 @@ def test_a_model_is_evaluated(
     monkeypatch.chdir(tmp_path)
     rows = [{"prompt": f"{a}+1=", "answer": "0"} for a in range(10, 14)]
     Path("tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    Path("rewards.py").write_text("def always(task, completion):\n    return float(task.prompt != '10+1=')\n")
+    Path("rewards.py").write_text(
+        "def always(prompts, completions, trainer_state):\n"
+        "    trained = trainer_state.global_step / trainer_state.max_steps\n"
+        "    return [trained * (prompt != '10+1=') for prompt in prompts]\n"
+    )
     with pytest.raises(SystemExit) as ended:
         main(
             [
