@@ -37,7 +37,7 @@ def test_an_end_that_is_ignored_does_not_end() -> None:
 
 
 def test_a_setting_out_of_its_range_is_a_sentence() -> None:
-    with pytest.raises(ApiError, match=r"temperature must be >= 0 and finite, got -1"):
+    with pytest.raises(ApiError, match=r"^temperature must be 0, or >= 1e-06 and finite, got -1"):
         SamplingFields(temperature=-1).sampling(end_ids=(), room=9)
 
 
