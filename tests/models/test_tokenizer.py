@@ -7,7 +7,14 @@ from typing import Any
 import pytest
 
 from penstock.errors import TaskError, UserError
-from penstock.models.tokenizer import ChatTokenizer, PromptCache, check_prompts, model_context
+from penstock.models.tokenizer import (
+    ChatTokenizer,
+    PromptCache,
+    check_prompts,
+    listed,
+    model_context,
+    warn_of_unknown_characters,
+)
 from penstock.records import Message, Task
 
 TEMPLATE = (
@@ -281,3 +288,35 @@ def test_one_that_is_too_long_is_kept_until_the_next() -> None:
     kept.token_ids(1)
     kept.token_ids(9)
     assert asked == [9, 1, 9]
+
+
+def test_characters_without_a_token_are_named(tmp_path: Path) -> None:
+    tokenizer = ChatTokenizer(str(save_tokenizer(tmp_path)))
+    assert tokenizer.unknown_characters("12+x3=y \u0301") == {"x", "y"}
+    assert tokenizer.unknown_characters((Message(role="user", content="1z"),)) == {"z"}
+    said: list[str] = []
+    tasks = [Task(id=str(number), prompt=prompt) for number, prompt in enumerate(["1+2=", "12+x", "x-1"])]
+    warn_of_unknown_characters(tasks, tokenizer, said.append)
+    assert said == [
+        f"the tokenizer of '{tmp_path}' has no token for '-', 'x', which 2 of 3 prompts contain: the model does not "
+        "see them"
+    ]
+    warn_of_unknown_characters(tasks[:1], tokenizer, said.append)
+    assert len(said) == 1
+
+
+def test_a_tokenizer_of_bytes_knows_every_character(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: index for index, token in enumerate(alphabet)}
+    tokenizer = Tokenizer(models.BPE(vocabulary, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(tmp_path)
+    assert ChatTokenizer(str(tmp_path)).unknown_characters("aé漢😀\U000323af") == set()
+
+
+def test_of_many_unknown_characters_the_first_are_listed() -> None:
+    assert listed(set("abcdefghijklmn")) == f"{', '.join(map(repr, 'abcdefghijkl'))} and 2 more"

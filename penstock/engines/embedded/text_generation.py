@@ -11,12 +11,12 @@ import torch
 
 from penstock.engines.config import EngineConfig
 from penstock.engines.embedded.engine import EmbeddedEngine
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, UserError
 from penstock.models.adapter_folder import model_below
 from penstock.models.adapter_merge import merge_adapter
 from penstock.models.load import load_model, resolve_device, resolve_dtype
 from penstock.models.text_stream import TextStream
-from penstock.models.tokenizer import ChatTokenizer
+from penstock.models.tokenizer import ChatTokenizer, listed
 from penstock.records import GenerateRequest, Message, SamplingParams, WeightUpdate
 from penstock.records.interfaces import Engine, Staged, Tokenizer, Verification
 
@@ -41,6 +41,12 @@ def generate_text(
     device = resolve_device(config.device)
     model, adapter = model_below(model)
     tokenizer = ChatTokenizer(model)
+    for prompt in prompts:
+        if unknown := tokenizer.unknown_characters(prompt):
+            raise UserError(
+                f"the tokenizer of {model!r} has no token for {listed(unknown)}: the model would not see it; leave "
+                "it out of the prompt"
+            )
     loaded = load_model(model, dtype=resolve_dtype(config.dtype, device), device=device)
     if adapter is not None:
         merge_adapter(loaded, adapter)
