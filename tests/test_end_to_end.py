@@ -348,7 +348,7 @@ def test_a_run_goes_on_when_its_only_engine_is_killed(project: Path, lora: tuple
     process = start_endless(project, *lora)
     victim = child_of(process, "engine0")
     victim.kill()
-    read_until(process, f"worker engine0 (pid {victim.pid}) was killed by SIGKILL", "it is started again")
+    read_until(process, f"worker engine0 (pid {victim.pid}) was killed by SIGKILL", "restarting it")
     read_until(process, "engine0 is back at work")
     read_until(process, " step ", "running")
     assert child_of(process, "engine0").pid != victim.pid
@@ -378,7 +378,7 @@ if "--name %s " in words and "--incarnation 1" in words:
 def test_a_worker_that_is_killed_while_it_loads_is_started_again(project: Path, name: str, role: str) -> None:
     (project / "sitecustomize.py").write_text(DIES_WHILE_IT_LOADS % (role, name))
     process = launch_endless(project)
-    read_until(process, f"worker {name} (pid ", "was killed by SIGKILL", "it is started again")
+    read_until(process, f"worker {name} (pid ", "was killed by SIGKILL", "restarting it")
     read_until(process, f"{name} is back at work")
     read_until(process, " step ")
     process.send_signal(signal.SIGINT)
@@ -394,7 +394,7 @@ def test_a_run_goes_on_from_its_checkpoint_when_its_trainer_is_killed(project: P
         read_until(process, " step ")
     victim = child_of(process, "trainer")
     victim.kill()
-    read_until(process, f"worker trainer (pid {victim.pid}) was killed by SIGKILL", "it is started again")
+    read_until(process, f"worker trainer (pid {victim.pid}) was killed by SIGKILL", "restarting it")
     (line,) = read_until(process, "the trainer resumes from step")[-1:]
     read_until(process, "trainer is back at work")
     read_until(process, " step ")
@@ -416,7 +416,7 @@ def test_a_frozen_worker_is_ended_and_replaced(project: Path, name: str) -> None
     assert any(re.search(r" step \d.* reward \d", line) for line in process.stdout)  # it may be 1.000 at once
     victim = child_of(process, name)
     victim.suspend()
-    read_until(process, f"worker {name} is frozen, so it was ended", "it is started again")
+    read_until(process, f"worker {name} is frozen, so it was ended", "restarting it")
     read_until(process, f"{name} is back at work")
     assert not victim.is_running()
     process.send_signal(signal.SIGINT)

@@ -28,7 +28,7 @@ def limit(
 def test_the_trainer_is_the_limit_when_it_does_not_wait() -> None:
     status = limit(step=(0.1, 3.9))
     assert (status.who, status.why) == ("trainer", "it hardly waits, engines idle 40%")
-    assert limit(step=(0.1, 3.9), idle=0.05).who == "nobody"
+    assert limit(step=(0.1, 3.9), idle=0.05).who == "none"
 
 
 def test_engines_with_work_are_what_a_waiting_trainer_waits_for() -> None:

@@ -117,7 +117,7 @@ def test_a_page_that_can_not_start_costs_lines_and_nothing_else(tmp_path: Path) 
 
     lines = asyncio.run(main())
     assert lines[1].startswith("the dashboard can't be started (") and lines[1].endswith(
-        "the run goes on without it"
+        "the run continues without it"
     )
 
 

@@ -343,7 +343,7 @@ def test_a_run_that_can_not_go_on_says_why(
 
 
 def test_two_can_not_write_into_one_folder(tmp_path: Path) -> None:
-    with held(tmp_path), pytest.raises(UserError, match="still going on"), held(tmp_path):
+    with held(tmp_path), pytest.raises(UserError, match="still running"), held(tmp_path):
         pass
     with held(tmp_path):
         pass

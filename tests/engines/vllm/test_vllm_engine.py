@@ -197,7 +197,7 @@ def test_an_answer_without_its_experts_costs_the_request_and_not_the_engine(tmp_
     async def scene() -> None:
         fake = FakeVllm()
         async with opened(fake, tmp_path, blobs=MemoryBlobs(), layout=LAYOUT) as engine:
-            with pytest.raises(BlobLost, match="told no routed experts for a"):
+            with pytest.raises(BlobLost, match="returned no routed experts for a"):
                 await collect(engine.generate(ask("a", max_tokens=4, record_routing=True)))
             assert len(joined(await collect(engine.generate(ask("b", max_tokens=4))))) == 4
 
