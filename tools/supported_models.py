@@ -28,8 +28,15 @@ AS_PUBLISHED: dict[str, dict[str, Any]] = {
     "lfm2": {"layer_types": ["conv", "conv", "full_attention", "conv"], "num_hidden_layers": 4},
 }
 """Where the default config is of no published model: what theirs have."""
-VARIANTS: dict[str, dict[str, Any]] = {
-    "phi3": {
+VARIANTS: dict[tuple[str, str], dict[str, Any]] = {
+    ("granitemoehybrid", "dense"): {
+        "layer_types": ["full_attention"] * 4,
+        "num_hidden_layers": 4,
+        "num_local_experts": 0,
+        "position_embedding_type": "rope",
+    },
+    ("gemma4_text", "shared keys"): {"num_hidden_layers": 35, "num_kv_shared_layers": 20},
+    ("phi3", "longrope"): {
         "rope_parameters": {
             "rope_type": "longrope",
             "rope_theta": 10000.0,
@@ -41,15 +48,18 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "original_max_position_embeddings": 4096,
     },
 }
-"""Published models of a family that are computed in another way than the rest: a row of their own."""
+"""Published models of a family that are computed in another way than the rest, each with a row of its own."""
 PAGE = Path(__file__).parent.parent / "docs" / "models.md"
 HEAD = """# Supported models
 
 Penstock runs a model's own code from transformers and puts its own attention behind it. Before a run, engine and
 trainer compare that attention with the model's own, on a small random model made from your model's config: several
 sequences together, past every sliding window, attention chunk and switch of the rotary embedding that your contexts
-can reach. A model that would be computed in another way is refused by name. So this table is a guide, and your run
-has the last word.
+can reach; the trainer compares gradients too. A model that would be computed in another way is refused by name. So
+this table is a guide, and your run has the last word.
+
+Vision models are not supported. Where this table has an image class (`gemma3`, `gemma3n`, `gemma4`), such a model
+is served and trained on text alone; other vision models are refused before anything starts.
 
 Made by `python tools/supported_models.py` from the default config of every family in transformers {version}, or
 from that of its published models where these differ.
@@ -104,10 +114,11 @@ def table(names: list[str]) -> str:
     lines = ["| family | model | result |", "|---|---|---|"]
     for name in names:
         lines.append(row(name, f"`{name}`", AS_PUBLISHED.get(name, {})))
-        if name in VARIANTS:
-            lines.append(
-                row(name, f"`{name}`, {VARIANTS[name]['rope_parameters']['rope_type']}", VARIANTS[name])
-            )
+        lines += [
+            row(name, f"`{name}`, {variant}", settings)
+            for (family, variant), settings in VARIANTS.items()
+            if family == name
+        ]
     return "\n".join(lines) + "\n"
 
 

@@ -12,6 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from penstock.errors import UserError
 from penstock.models import attention
 from penstock.models.precision import check_matmul, guard_bfloat16
+from penstock.models.support import other_layers, refusal_by_config
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -93,11 +94,8 @@ def _first_line(error: Exception) -> str:
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 
 
-ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
-
-
 def check_supported(config: Any) -> None:
-    """Refuse a family by its config alone, before any weights are loaded. Its code must use transformers'
+    """Refuse a family by its config and its code, before any weights are loaded. Its code must use transformers'
     attention interface, behind which Penstock puts its own attention, and all of its layers must be
     attention."""
     reason = refusal(config)
@@ -108,20 +106,18 @@ def check_supported(config: Any) -> None:
 def refusal(config: Any) -> str | None:
     """Return why models of this config can't be served, in a sentence that names the family, or None if they
     can."""
-    family = getattr(config, "model_type", type(config).__name__)
+    reason = refusal_by_config(config)
+    if reason is not None:
+        return reason
     model_class = AutoModelForCausalLM._model_mapping.get(type(config), None)
     if model_class is None:
         return None  # transformers has a better error message, or the model brings its own code
-    others = sorted({*(getattr(config.get_text_config(), "layer_types", None) or ())} - ATTENTION_LAYERS)
-    if others or model_class._is_stateful:
-        return (
-            f"{model_class.__name__} can't be served: not all of its layers are plain attention "
-            f"({', '.join(others) or 'some are recurrent'}), and engines here keep nothing but keys and values; "
-            f"choose a family in which every layer has attention, not {family}"
-        )
+    if model_class._is_stateful and not getattr(config.get_text_config(), "layer_types", None):
+        return other_layers(model_class.__name__, "some are recurrent", config)
     if not hasattr(sys.modules[model_class.__module__], "ALL_ATTENTION_FUNCTIONS"):
         return (
             f"{model_class.__name__} can't be served: its code in transformers does not use the attention "
-            f"interface, behind which Penstock puts its own attention; choose a family that does, not {family}"
+            "interface, behind which Penstock puts its own attention; choose a family that does, not "
+            f"{config.model_type}"
         )
     return None

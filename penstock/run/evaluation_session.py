@@ -11,8 +11,10 @@ from pathlib import Path
 from penstock.config.root import PenstockConfig
 from penstock.durability.work_replay import WorkReplay
 from penstock.engines.engine_pool import EnginePool
+from penstock.engines.kinds import DEFAULT_KIND
 from penstock.errors import PenstockError, UserError
 from penstock.models.adapter_folder import read_adapter
+from penstock.models.support import check_family
 from penstock.models.tokenizer import check_prompts
 from penstock.observe.event_stream import EventStream
 from penstock.observe.events import AnyEvent, LogLine
@@ -62,6 +64,8 @@ def prepare_evaluation(
     named = config.rollout.workflow
     Workflows().check(heldout)
     model, tokenizer, max_context = open_model(config, log=log, cache=cache)
+    if config.engine.kind == DEFAULT_KIND:
+        check_family(model, trust_remote_code=config.model.trust_remote_code)
     config = engines_alone(config, gpus)
     config, _, heldout = resolve_prompts(config, (), heldout, has_template=tokenizer.has_template, log=log)
     check_prompts(heldout, tokenizer, max_context=max_context, max_new_tokens=config.rollout.max_new_tokens)

@@ -22,6 +22,7 @@ from penstock.durability.checkpoints import Part
 from penstock.durability.run_facts import read_facts, write_facts
 from penstock.engines.kinds import kind_of
 from penstock.errors import UserError
+from penstock.models.support import check_family
 from penstock.models.tokenizer import ChatTokenizer, check_prompts, model_context
 from penstock.observe.events import ConfigEvent, RunEvent
 from penstock.observe.run_state import RunState
@@ -132,6 +133,7 @@ def prepare(
     is_single_turn = not Workflows().check([*train_tasks, *heldout_tasks]) and workflow is None
     warn_of_idle_penalty(config, log)
     model, tokenizer, max_context = open_model(config, log=log, cache=cache)
+    check_family(model, trust_remote_code=config.model.trust_remote_code)
     tokenizer.check_pad_token(log)
     has_weights = saved is not None and saved.checkpoint is not None
     config, adapter = resolve_adapter(config, model, saved=has_weights, log=log)
