@@ -85,7 +85,7 @@ def _try(config: Any, context: int) -> str | None:
     notes = Notes()
     attention_probe.log.addHandler(notes)
     try:
-        check_packed_attention(config, context)
+        check_packed_attention(config, context, say=attention_probe.log.warning)
         check_paged_attention(config, context)
     except UserError as error:
         return f"refused: {error}"

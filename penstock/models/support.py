@@ -34,8 +34,11 @@ def refusal_by_config(config: Any) -> str | None:
             f"{whole} can't be served: vision and audio models are not supported, and transformers does not load "
             f"the text part of {family} as a causal LM; choose a text model"
         )
-    others = sorted({*(getattr(config.get_text_config(), "layer_types", None) or ())} - ATTENTION_LAYERS)
-    return other_layers(model_class, ", ".join(others), config) if others else None
+    text = config.get_text_config()
+    others = {*(getattr(text, "layer_types", None) or ())} - ATTENTION_LAYERS
+    if getattr(text, "cross_attention_layers", None):
+        others.add("cross_attention")
+    return other_layers(model_class, ", ".join(sorted(others)), config) if others else None
 
 
 def other_layers(model_class: str, kinds: str, config: Any) -> str:

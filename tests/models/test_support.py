@@ -35,6 +35,14 @@ def test_vision_models_are_refused_in_a_sentence_of_ours(family, model, tmp_path
     assert str(error.value) == sentence
 
 
+def test_layers_that_look_at_images_are_named():
+    reason = refusal(CONFIG_MAPPING["mllama"]())
+    assert (
+        "MllamaForCausalLM can't be served: not all of its layers are plain attention (cross_attention)"
+        in reason
+    )
+
+
 def test_image_classes_that_work_on_text_alone_are_not_refused():
     for family in ("gemma3", "gemma3n", "gemma4"):
         assert refusal(CONFIG_MAPPING[family]()) is None
