@@ -9,8 +9,8 @@ from transformers import AutoModelForCausalLM
 
 from penstock.errors import UserError
 from penstock.models import attention
-from penstock.models.family_check import check_supported, first_line, load_config
 from penstock.models.precision import check_matmul, guard_bfloat16
+from penstock.models.support import check_supported, first_line, load_config
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 

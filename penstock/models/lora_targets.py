@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from penstock.errors import UserError
 from penstock.models.config import ALL_LINEAR, LoraConfig
-from penstock.models.family_check import load_config
+from penstock.models.support import load_config
 
 SHOWN = 12
 """How many layer names an error message lists."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from penstock.errors import TaskError, UserError
-from penstock.models.family_check import first_line, load_config
+from penstock.models.support import first_line, load_config
 from penstock.records import Message, Task
 from penstock.records.interfaces import Tokenizer
 

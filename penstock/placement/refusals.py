@@ -13,7 +13,7 @@ from penstock.config.unresolved import AUTO
 from penstock.engines.kinds import DEFAULT_KIND, kind_of, settings_of
 from penstock.errors import ConfigError, UserError
 from penstock.models.expert_count import num_experts_of
-from penstock.models.family_check import RawConfig, check_supported, is_certainly_dense
+from penstock.models.support import RawConfig, check_supported, is_certainly_dense
 from penstock.placement.automatic import sites_of
 from penstock.placement.gpus import Gpu, why_missing
 from penstock.placement.shares import usable_cores

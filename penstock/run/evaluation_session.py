@@ -13,7 +13,7 @@ from penstock.durability.work_replay import WorkReplay
 from penstock.engines.engine_pool import EnginePool
 from penstock.errors import PenstockError, UserError
 from penstock.models.adapter_folder import read_adapter
-from penstock.models.family_check import load_config
+from penstock.models.support import load_config
 from penstock.models.tokenizer import check_prompts, warn_of_unknown_characters
 from penstock.observe.event_stream import EventStream
 from penstock.observe.events import AnyEvent, LogLine

@@ -22,7 +22,7 @@ from penstock.durability.checkpoints import Part
 from penstock.durability.run_facts import read_facts, write_facts
 from penstock.engines.kinds import kind_of
 from penstock.errors import UserError
-from penstock.models.family_check import RawConfig, load_config, read_config
+from penstock.models.support import RawConfig, load_config, read_config
 from penstock.models.tokenizer import ChatTokenizer, check_prompts, model_context, warn_of_unknown_characters
 from penstock.observe.events import ConfigEvent, RunEvent
 from penstock.observe.run_state import RunState

@@ -6,7 +6,7 @@ import pytest
 from transformers import CONFIG_MAPPING
 
 from penstock.errors import UserError
-from penstock.models import family_check, load, tokenizer
+from penstock.models import load, support, tokenizer
 from penstock.models.load import check_device, load_model, resolve_dtype
 
 
@@ -42,7 +42,7 @@ def test_a_models_own_code_runs_only_where_it_is_trusted(
     monkeypatch.setattr(load, "AutoModelForCausalLM", Auto)
     monkeypatch.setattr("transformers.AutoTokenizer", Auto)
     monkeypatch.setattr("transformers.AutoConfig", Auto)
-    for call in (load.load_model, family_check.load_config, tokenizer.ChatTokenizer, tokenizer.model_context):
+    for call in (load.load_model, support.load_config, tokenizer.ChatTokenizer, tokenizer.model_context):
         with pytest.raises(UserError, match="enough"):
             call(str(tiny_model), trust_remote_code=trusted)
     assert seen == [trusted] * 4

@@ -6,7 +6,7 @@ from transformers import GPT2Config, LlamaConfig, Qwen3_5TextConfig, Qwen3MoeCon
 from penstock.config.root import PenstockConfig
 from penstock.engines.kinds import EngineKind
 from penstock.errors import ConfigError, UserError
-from penstock.models.family_check import RawConfig
+from penstock.models.support import RawConfig
 from penstock.placement import refusals
 from penstock.placement.gpus import Gpu
 from penstock.placement.refusals import (

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from transformers import Qwen3NextConfig
+from transformers import LlavaConfig, Qwen3NextConfig
 
 from penstock.config.loader import build
 from penstock.config.root import PenstockConfig
@@ -16,6 +16,7 @@ from penstock.placement.gpus import Gpu
 from penstock.records import Task, Turn
 from penstock.rollout.episode_rollout import Rollout
 from penstock.rollout.workflow import as_workflow
+from penstock.run.evaluation_session import prepare_evaluation
 from penstock.run.preflight import Prepared, new_run_folder, open_writers, prepare
 
 
@@ -66,6 +67,26 @@ def test_a_run_folder_that_is_none_is_refused_at_once(
     deeper = {"run": {"folder": str(tmp_path / "runs" / "deeper")}, "model": {"name": "none"}}
     with pytest.raises(UserError, match=f"^run.folder must lie in a folder, and .*runs {sentence}"):
         prepare(build(PenstockConfig, deeper), tasks=[], log=[].append, cache=tmp_path)
+
+
+def test_a_vision_model_is_refused_before_there_is_a_run_folder(tiny_model: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny_model, tmp_path / "model")
+    LlavaConfig().save_pretrained(folder)
+    config = build(
+        PenstockConfig,
+        {
+            "model": {"name": str(folder)},
+            "reward": {"functions": ["penstock.bench.workload:reward"]},
+            "run": {"folder": str(tmp_path / "runs")},
+            "eval": {"tasks": {}},
+        },
+    )
+    sentence = "^LlavaForConditionalGeneration can't be served: vision"
+    with pytest.raises(UserError, match=sentence):
+        prepare(config, tasks=[Task(id="a", prompt="1+2=")], log=[].append, cache=tmp_path)
+    with pytest.raises(UserError, match=sentence):
+        prepare_evaluation(config, folder=tmp_path, log=print, cache=tmp_path, gpus=())
+    assert not (tmp_path / "runs").exists()
 
 
 def test_a_gpu_that_is_not_there_stops_the_run_before_its_model_is_read(tmp_path: Path) -> None:

@@ -6,7 +6,71 @@ import pytest
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, Lfm2Config, LlamaConfig
 
 from penstock.errors import UserError
-from penstock.models.family_check import RawConfig, is_certainly_dense, load_config, read_config, refusal
+from penstock.models.support import (
+    RawConfig,
+    check_supported,
+    is_certainly_dense,
+    load_config,
+    read_config,
+    refusal,
+)
+
+DENSE_GRANITE = {"num_hidden_layers": 2, "layer_types": ["attention"] * 2, "num_local_experts": 0}
+
+
+@pytest.mark.parametrize(
+    ("family", "model"),
+    [
+        ("qwen2_vl", "Qwen2VLForConditionalGeneration"),
+        ("qwen2_5_vl", "Qwen2_5_VLForConditionalGeneration"),
+        ("qwen3_vl", "Qwen3VLForConditionalGeneration"),
+        ("llava", "LlavaForConditionalGeneration"),
+        ("internvl", "InternVLForConditionalGeneration"),
+        ("voxtral", "VoxtralForConditionalGeneration"),
+    ],
+)
+def test_vision_models_are_refused_in_a_sentence_of_ours(family, model, tmp_path):
+    config = CONFIG_MAPPING[family]()
+    sentence = (
+        f"{model} can't be served: vision and audio models are not supported, and transformers does not load the "
+        f"text part of {family} as a causal LM; choose a text model"
+    )
+    assert refusal(config) == sentence
+    config.save_pretrained(tmp_path)
+    with pytest.raises(UserError) as error:
+        check_supported(read_config(str(tmp_path)))
+    assert str(error.value) == sentence
+
+
+def test_layers_that_look_at_images_are_named():
+    reason = refusal(CONFIG_MAPPING["mllama"]())
+    assert (
+        "MllamaForCausalLM can't be served: not all of its layers are plain attention (cross_attention)"
+        in reason
+    )
+
+
+def test_image_classes_that_work_on_text_alone_are_not_refused():
+    for family in ("gemma3", "gemma3n", "gemma4"):
+        assert refusal(CONFIG_MAPPING[family]()) is None
+
+
+def test_layers_count_and_not_the_class():
+    """Granite-4.0's dense models share a class with its hybrid ones."""
+    granite = CONFIG_MAPPING["granitemoehybrid"]
+    assert refusal(granite(**DENSE_GRANITE)) is None
+    mixed = refusal(granite(num_hidden_layers=2, layer_types=["attention", "mamba"]))
+    assert "GraniteMoeHybridForCausalLM can't be served: not all of its layers are plain attention" in mixed
+    assert "(linear_attention)" in mixed
+    for old in ("layer_types", "layers_block_type"):
+        raw = {"model_type": "granitemoehybrid", old: ["attention", "attention"]}
+        assert refusal(RawConfig(**raw)) is None
+        assert "(linear_attention)" in refusal(RawConfig(**{**raw, old: ["attention", "mamba"]}))
+
+
+def test_a_model_that_brings_its_own_code_is_not_judged_by_its_family():
+    config = CONFIG_MAPPING["qwen2_vl"](auto_map={"AutoModelForCausalLM": "modeling.TextOnly"})
+    assert refusal(config) is None
 
 
 @pytest.mark.parametrize(
@@ -29,7 +93,7 @@ def test_families_without_the_interface_are_refused_by_name(family):
         (CONFIG_MAPPING["mamba"](), "linear_attention"),
         (CONFIG_MAPPING["jamba"](), "linear_attention"),
         (CONFIG_MAPPING["qwen3_next"](), "linear_attention"),
-        (CONFIG_MAPPING["recurrent_gemma"](), "some are recurrent"),
+        (CONFIG_MAPPING["recurrent_gemma"](), "recurrent"),
         (Lfm2Config(num_hidden_layers=2, layer_types=["conv", "full_attention"]), "conv"),
     ],
 )

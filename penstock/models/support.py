@@ -14,9 +14,9 @@ from typing import Any
 from penstock.errors import UserError
 
 ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
+OLD_NAMES = {"attention": "full_attention", "mamba": "linear_attention"}
+"""Kinds of layers as configs on the hub name them, which transformers renames."""
 STATEFUL = re.compile(r"^    _is_stateful\b.*= (True|False)$", re.MULTILINE)
-CAUSAL_LMS = re.compile(r"^MODEL_FOR_CAUSAL_LM_MAPPING_NAMES = .*?^\)", re.MULTILINE | re.DOTALL)
-"""Transformers' table of families and their causal LMs."""
 
 
 def load_config(name_or_path: str, *, trust_remote_code: bool = False) -> Any:
@@ -62,7 +62,7 @@ def read_config(name_or_path: str) -> RawConfig | None:
 
 
 def check_supported(config: Any) -> None:
-    """Refuse a family by its config alone, before any weights are loaded. Its code must use transformers'
+    """Refuse a family by its config and its code, before any weights are loaded. Its code must use transformers'
     attention interface, behind which Penstock puts its own attention, and all of its layers must be
     attention."""
     reason = refusal(config)
@@ -72,19 +72,23 @@ def check_supported(config: Any) -> None:
 
 def refusal(config: Any) -> str | None:
     """Return why models of this config can't be served, in a sentence that names the family, or None if they
-    can."""
-    family = getattr(config, "model_type", "")
+    can. The config of a model that brings its own code gives no reason."""
+    family = str(getattr(config, "model_type", ""))
     is_known = type(config) is RawConfig or type(config).__module__.startswith("transformers.models.")
-    found = _causal_lm(family) if is_known and not hasattr(config, "auto_map") else None
+    if not is_known or getattr(config, "auto_map", None):
+        return None
+    found = _causal_lm(family)
     if found is None:
-        return None  # transformers has a better error message, or the model brings its own code
+        whole = _class_name(family, "IMAGE_TEXT_TO_TEXT") or _class_name(family, "MULTIMODAL_LM")
+        return whole and (
+            f"{whole} can't be served: vision and audio models are not supported, and transformers does not load "
+            f"the text part of {family} as a causal LM; choose a text model"
+        )
     name, code = found
-    others = sorted({*(getattr(config.get_text_config(), "layer_types", None) or ())} - ATTENTION_LAYERS)
-    if others or _is_stateful(name, code):
+    if others := _other_layers(config.get_text_config(), name, code):
         return (
-            f"{name} can't be served: not all of its layers are plain attention "
-            f"({', '.join(others) or 'some are recurrent'}), and engines here keep nothing but keys and values; "
-            f"choose a family in which every layer has attention, not {family}"
+            f"{name} can't be served: not all of its layers are plain attention ({others}), and engines here "
+            f"keep nothing but keys and values; choose a family in which every layer has attention, not {family}"
         )
     if "ALL_ATTENTION_FUNCTIONS" not in code:
         return (
@@ -94,9 +98,21 @@ def refusal(config: Any) -> str | None:
     return None
 
 
+def _other_layers(text: Any, name: str, code: str) -> str:
+    """Return the kinds of layers that are not attention. A class is asked only where its config does not say: dense
+    models may share one with hybrids."""
+    kinds = getattr(text, "layer_types", None) or getattr(text, "layers_block_type", None) or ()
+    others = {OLD_NAMES.get(kind, kind) for kind in kinds} - ATTENTION_LAYERS
+    if getattr(text, "cross_attention_layers", None):
+        others.add("cross_attention")
+    if not kinds and _is_stateful(name, code):
+        others.add("some are recurrent")
+    return ", ".join(sorted(others))
+
+
 def is_certainly_dense(config: RawConfig) -> bool:
     """Return whether neither a `config.json` nor its family's defaults speak of experts."""
-    folder = _folder_of(getattr(config, "model_type", ""))
+    folder = _folder_of(str(getattr(config, "model_type", "")))
     if folder is None or hasattr(config, "auto_map") or "expert" in str(vars(config)):
         return False
     return not any("expert" in path.read_text(encoding="utf-8") for path in folder.glob("configuration_*.py"))
@@ -117,17 +133,22 @@ def _folder_of(family: str) -> Path | None:
     return None
 
 
+def _class_name(family: str, table: str) -> str | None:
+    """Return the class for a family in one of transformers' tables."""
+    models = _models()
+    text = "" if models is None else (models / "auto" / "modeling_auto.py").read_text(encoding="utf-8")
+    _, _, after = text.partition(f"\nMODEL_FOR_{table}_MAPPING_NAMES = ")
+    named = re.search(rf'"{re.escape(family)}",\s*"(\w+)"', after.partition("\n)")[0])
+    return None if named is None else named[1]
+
+
 def _causal_lm(family: str) -> tuple[str, str] | None:
     """Return the name of the family's causal LM in transformers, and the text of the file that defines it."""
-    models, folder = _models(), _folder_of(family)
-    if models is None or folder is None:
-        return None
-    table = CAUSAL_LMS.search((models / "auto" / "modeling_auto.py").read_text(encoding="utf-8"))
-    named = re.search(rf'"{re.escape(family)}",\s*"(\w+)"', table[0]) if table is not None else None
-    for path in [] if named is None else sorted(folder.glob("modeling_*.py")):
+    name, folder = _class_name(family, "CAUSAL_LM"), _folder_of(family)
+    for path in [] if name is None or folder is None else sorted(folder.glob("modeling_*.py")):
         code = path.read_text(encoding="utf-8")
-        if named is not None and f"\nclass {named[1]}(" in code:
-            return named[1], code
+        if name is not None and f"\nclass {name}(" in code:
+            return name, code
     return None
 
 
