@@ -24,6 +24,7 @@ IN_NO_VOCABULARY = "\U000323af"
 """A character so rare that tokenizers encode it as they do any character that they have no token for."""
 
 
+VOCABULARY_FILES = ("tokenizer.json", "vocab*", "merges.txt", "*.model", "*.tiktoken")
 SHOWN = 12
 """How many unknown characters a sentence lists."""
 
@@ -56,9 +57,16 @@ class ChatTokenizer:
             )
         except Exception as error:
             # What transformers raises depends on what is missing or broken in the folder.
+            folder = Path(name_or_path)
+            if folder.is_dir() and not any(any(folder.glob(pattern)) for pattern in VOCABULARY_FILES):
+                raise _without_vocabulary(name_or_path) from error
             raise UserError(
                 f"the tokenizer of {name_or_path!r} could not be loaded: {first_line(error)}"
             ) from error
+        if len(self._tokenizer) <= len(
+            {*self._tokenizer.get_added_vocab(), *self._tokenizer.all_special_tokens}
+        ):
+            raise _without_vocabulary(name_or_path)
         self._unknown: dict[str, bool] = {}
         """Which of the characters seen so far have no token."""
         self._prompts = PromptCache(self._encode)
@@ -201,6 +209,13 @@ class ChatTokenizer:
         except Exception as error:
             # A template is a program: it may refuse roles or their order with any message of its own.
             raise TaskError(f"the chat template of {self.name!r} refuses the prompt: {error}") from error
+
+
+def _without_vocabulary(name_or_path: str) -> UserError:
+    return UserError(
+        f"the tokenizer of {name_or_path!r} has no vocabulary: it must have tokens beside its special ones; copy "
+        "the model's tokenizer there (tokenizer.json, tokenizer_config.json)"
+    )
 
 
 def _plain(messages: tuple[Message, ...]) -> list[dict[str, str]]:

@@ -218,7 +218,8 @@ def test_it_can_be_saved_beside_a_model(tmp_path: Path, tiny_model: Path) -> Non
     assert ChatTokenizer(str(tmp_path / "copy")).encode_prompt("7") == [8]
 
 
-def test_a_folder_without_a_tokenizer_is_one_sentence(tmp_path: Path) -> None:
+def test_a_broken_tokenizer_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(UserError) as raised:
         ChatTokenizer(str(tmp_path))
     assert str(raised.value).startswith(f"the tokenizer of {str(tmp_path)!r} could not be loaded: ")
@@ -288,6 +289,21 @@ def test_one_that_is_too_long_is_kept_until_the_next() -> None:
     kept.token_ids(1)
     kept.token_ids(9)
     assert asked == [9, 1, 9]
+
+
+@pytest.mark.parametrize("family", ["qwen2", "llama", None])
+def test_a_tokenizer_without_a_vocabulary_is_named_as_such(family: str | None, tmp_path: Path) -> None:
+    """Transformers loads one for some families, and lists its ways to make one for others."""
+    from transformers import CONFIG_MAPPING
+
+    if family is not None:
+        CONFIG_MAPPING[family]().save_pretrained(tmp_path)
+    with pytest.raises(UserError) as refusal:
+        ChatTokenizer(str(tmp_path))
+    assert str(refusal.value) == (
+        f"the tokenizer of '{tmp_path}' has no vocabulary: it must have tokens beside its special ones; copy the "
+        "model's tokenizer there (tokenizer.json, tokenizer_config.json)"
+    )
 
 
 def test_characters_without_a_token_are_named(tmp_path: Path) -> None:
