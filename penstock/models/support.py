@@ -74,8 +74,9 @@ def refusal(config: Any) -> str | None:
     """Return why models of this config can't be served, in a sentence that names the family, or None if they
     can. The config of a model that brings its own code gives no reason."""
     family = str(getattr(config, "model_type", ""))
-    is_known = type(config) is RawConfig or type(config).__module__.startswith("transformers.models.")
-    if not is_known or getattr(config, "auto_map", None):
+    is_raw, own = type(config) is RawConfig, getattr(config, "auto_map", None) or {}
+    is_known = is_raw or type(config).__module__.startswith("transformers.models.")
+    if not is_known or "AutoModelForCausalLM" in own or (is_raw and own):
         return None
     found = _causal_lm(family)
     if found is None:

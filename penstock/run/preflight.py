@@ -115,13 +115,7 @@ def prepare(
     check_writers(config.observe)
     if saved is None:
         check_parent(config.run.folder)
-    check_devices(config, gpus)
-    check_num_ranks(config, gpus)
-    check_capabilities(config, gpus=gpus)
-    if config.sync.transport != AUTO:
-        check_transport(config, sites_of(config, gpus))  # loads one that is named by path
-    if (known := _known_config(config.model.name)) is not None:
-        check_model(config, known, gpus)
+    _check_config(config, gpus)
     train_tasks = _tasks(config.tasks, tasks, log)
     heldout_tasks = [] if config.eval.tasks is None else _tasks(config.eval.tasks, heldout, log)
     load_functions(config.reward)
@@ -201,16 +195,24 @@ def open_model(
     return model, tokenizer, max_context
 
 
+def _check_config(config: PenstockConfig, gpus: Sequence[Gpu]) -> None:
+    """Refuse what the config and the model's `config.json` rule out, before tasks are read or torch is imported."""
+    check_devices(config, gpus)
+    check_num_ranks(config, gpus)
+    check_capabilities(config, gpus=gpus)
+    if config.sync.transport != AUTO:
+        check_transport(config, sites_of(config, gpus))  # loads one that is named by path
+    if (known := _known_config(config.model.name)) is not None:
+        check_model(config, known, gpus)
+
+
 def _known_config(name: str) -> RawConfig | None:
     """Return what the model's config says before it is loaded, or made."""
     if name not in RECIPES:
         return read_config(name)
     num_experts = getattr(RECIPES[name], "num_experts", 0)
-    return (
-        RawConfig(model_type="qwen3_moe", num_experts=num_experts)
-        if num_experts
-        else RawConfig(model_type="llama")
-    )
+    dense = RawConfig(model_type="llama")
+    return RawConfig(model_type="qwen3_moe", num_experts=num_experts) if num_experts else dense
 
 
 def resolve_prompts(

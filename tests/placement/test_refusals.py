@@ -290,6 +290,7 @@ def test_ranks_are_checked_by_the_models_config(model: Any) -> None:
 def test_a_plan_is_looked_for_where_the_class_is_known() -> None:
     raw = RawConfig(model_type="gpt2", num_attention_heads=12)
     check_ranks(ranked({"tensor": 2}), raw)
+    check_ranks(ranked({"context": 3}), RawConfig(num_attention_heads=None))  # its class may have a number
     with pytest.raises(ConfigError, match="must be 1 for gpt2, for which transformers has no plan"):
         check_ranks(ranked({"tensor": 2}), GPT2Config())
 
