@@ -12,6 +12,7 @@ from penstock.config.root import PenstockConfig
 from penstock.config.unresolved import AUTO
 from penstock.engines.kinds import DEFAULT_KIND, kind_of, settings_of
 from penstock.errors import ConfigError, UserError
+from penstock.models.config import ALL_LINEAR, adapters_on_experts
 from penstock.models.expert_count import num_experts_of
 from penstock.models.support import RawConfig, check_supported, is_certainly_dense
 from penstock.placement.automatic import sites_of
@@ -145,7 +146,10 @@ def check_model(config: PenstockConfig, model: Any, gpus: Sequence[Gpu] = (), *,
         check_supported(model)
     if not trains:
         return
+    lora = config.model.lora
     if num_experts_of(model):
+        if lora is not None and lora.targets == ALL_LINEAR and config.model.adapter is None:
+            raise adapters_on_experts(model.model_type)
         if config.engine.record_routing == AUTO:  # as placement decides later
             engine = config.engine.model_copy(update={"record_routing": "on"})
             config = config.model_copy(update={"engine": engine})

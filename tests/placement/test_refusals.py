@@ -287,6 +287,18 @@ def test_ranks_are_checked_by_the_models_config(model: Any) -> None:
         check_model(ranked({"tensor": 2}), model)
 
 
+@pytest.mark.parametrize("model", [MIXTURE, RAW])
+def test_adapters_on_all_layers_of_a_mixture_are_refused(model: Any) -> None:
+    with pytest.raises(UserError) as refusal:
+        check_model(config(model={"lora": {}}), model)
+    assert str(refusal.value) == (
+        "model.lora.targets=all-linear can't be used with qwen3_moe: adapters on the experts of a mixture are not "
+        "supported; name its other layers, such as [q_proj, v_proj, o_proj]"
+    )
+    check_model(config(model={"lora": {"targets": ["q_proj"]}}), model)
+    check_model(config(model={"adapter": "folder"}), model)
+
+
 def test_a_plan_is_looked_for_where_the_class_is_known() -> None:
     raw = RawConfig(model_type="gpt2", num_attention_heads=12)
     check_ranks(ranked({"tensor": 2}), raw)
