@@ -9,7 +9,7 @@ import difflib
 import json
 import unicodedata
 from array import array
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -26,7 +26,7 @@ IN_NO_VOCABULARY = "\U000323af"
 
 VOCABULARY_FILES = ("tokenizer.json", "vocab*", "merges.txt", "*.model", "*.tiktoken")
 SHOWN = 12
-"""How many unknown characters a sentence lists."""
+"""How many unknown characters a line lists."""
 
 
 class ChatTokenizer:
@@ -256,21 +256,17 @@ def check_prompts(
 
 
 def warn_of_unknown_characters(
-    tasks: Sequence[Task], tokenizer: ChatTokenizer, log: Callable[[str], None]
+    prompts: Sequence[str | tuple[Message, ...]], tokenizer: ChatTokenizer, log: Callable[[str], None]
 ) -> None:
     """Name the characters of prompts that the model would not see."""
-    found = [unknown for task in tasks if (unknown := tokenizer.unknown_characters(task.prompt))]
+    found = [unknown for prompt in prompts if (unknown := tokenizer.unknown_characters(prompt))]
     if found:
+        chars = sorted(set().union(*found))
+        more = f" and {len(chars) - SHOWN} more" if len(chars) > SHOWN else ""
         log(
-            f"the tokenizer of {tokenizer.name!r} has no token for {listed(set().union(*found))}, which "
-            f"{len(found):,} of {len(tasks):,} prompts contain: the model does not see them"
+            f"the tokenizer of {tokenizer.name!r} has no token for {', '.join(map(repr, chars[:SHOWN]))}{more} "
+            f"(in {len(found):,} of {len(prompts):,} prompts): the model does not see them"
         )
-
-
-def listed(chars: Collection[str]) -> str:
-    """List characters for a sentence, the first ones if there are many."""
-    more = f" and {len(chars) - SHOWN} more" if len(chars) > SHOWN else ""
-    return ", ".join(map(repr, sorted(chars)[:SHOWN])) + more
 
 
 def _stop_token_ids(name_or_path: str, eos_token_id: int | None) -> tuple[int, ...]:

@@ -66,7 +66,7 @@ def prepare_evaluation(
     check_model(config, load_config(model, trust_remote_code=config.model.trust_remote_code), trains=False)
     config = engines_alone(config, gpus)
     config, _, heldout = resolve_prompts(config, (), heldout, has_template=tokenizer.has_template, log=log)
-    warn_of_unknown_characters(heldout, tokenizer, log)
+    warn_of_unknown_characters([task.prompt for task in heldout], tokenizer, log)
     check_prompts(heldout, tokenizer, max_context=max_context, max_new_tokens=config.rollout.max_new_tokens)
     outline = outline_on_gpu(config, model, gpus)
     resolved = resolve_auto(

@@ -137,7 +137,7 @@ def prepare(
         config, train_tasks, heldout_tasks, has_template=tokenizer.has_template, log=log
     )
     _refuse_shared(train_tasks, heldout_tasks)
-    warn_of_unknown_characters([*train_tasks, *heldout_tasks], tokenizer, log)
+    warn_of_unknown_characters([task.prompt for task in (*train_tasks, *heldout_tasks)], tokenizer, log)
     new_tokens = config.rollout.max_new_tokens
     longest = max(
         check_prompts(some, tokenizer, max_context=max_context, max_new_tokens=new_tokens)

@@ -144,7 +144,7 @@ def test_weights_are_published_often_enough_for_the_bound():
         ("rollout.group_size=1000000000", "input should be less than or equal to 65536, got 1000000000"),
         ("rollout.groups_per_step=1000000000", "input should be less than or equal to 65536"),
         ("staleness.max_staleness=1000000000000", "input should be less than or equal to 1000"),
-        ("engine.count=99999", "input should be less than or equal to 10000"),
+        ("engine.count=99999", "engine.count: input should be less than or equal to 10000, got 99999"),
         ("reward.workers=1000000", "input should be less than or equal to 1024"),
         ("reward.threads=1000000", "input should be less than or equal to 1024"),
         ("engine.threads=1000000", "input should be less than or equal to 1024"),

@@ -11,7 +11,6 @@ from penstock.models.tokenizer import (
     ChatTokenizer,
     PromptCache,
     check_prompts,
-    listed,
     model_context,
     warn_of_unknown_characters,
 )
@@ -311,14 +310,14 @@ def test_characters_without_a_token_are_named(tmp_path: Path) -> None:
     assert tokenizer.unknown_characters("12+x3=y \u0301") == {"x", "y"}
     assert tokenizer.unknown_characters((Message(role="user", content="1z"),)) == {"z"}
     said: list[str] = []
-    tasks = [Task(id=str(number), prompt=prompt) for number, prompt in enumerate(["1+2=", "12+x", "x-1"])]
-    warn_of_unknown_characters(tasks, tokenizer, said.append)
+    warn_of_unknown_characters(["1+2=", "12+x", "x-1"], tokenizer, said.append)
+    warn_of_unknown_characters(["1+2="], tokenizer, said.append)
+    warn_of_unknown_characters(["BCDEFGHIJKLMNO"], tokenizer, said.append)
     assert said == [
-        f"the tokenizer of '{tmp_path}' has no token for '-', 'x', which 2 of 3 prompts contain: the model does not "
-        "see them"
+        f"the tokenizer of '{tmp_path}' has no token for '-', 'x' (in 2 of 3 prompts): the model does not see them",
+        f"the tokenizer of '{tmp_path}' has no token for {', '.join(map(repr, 'BCDEFGHIJKLM'))} and 2 more (in 1 of 1 "
+        "prompts): the model does not see them",
     ]
-    warn_of_unknown_characters(tasks[:1], tokenizer, said.append)
-    assert len(said) == 1
 
 
 def test_a_tokenizer_of_bytes_knows_every_character(tmp_path: Path) -> None:
@@ -332,7 +331,3 @@ def test_a_tokenizer_of_bytes_knows_every_character(tmp_path: Path) -> None:
     tokenizer.decoder = decoders.ByteLevel()
     PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(tmp_path)
     assert ChatTokenizer(str(tmp_path)).unknown_characters("aé漢😀\U000323af") == set()
-
-
-def test_of_many_unknown_characters_the_first_are_listed() -> None:
-    assert listed(set("abcdefghijklmn")) == f"{', '.join(map(repr, 'abcdefghijkl'))} and 2 more"
