@@ -60,6 +60,8 @@ def test_a_run_that_is_not_there_is_one_sentence(capfd: pytest.CaptureFixture[st
     assert "can't reach the controller at 127.0.0.1:1: Connection refused" in capfd.readouterr().err
 
 
+@pytest.mark.processes
+@pytest.mark.full
 @pytest.mark.timeout(900)
 def test_engines_join_a_run_by_hand_and_by_themselves(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("secret")

@@ -8,12 +8,15 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import aiohttp
+import pytest
 
 from penstock.observe.config import ObserveConfig
 from penstock.observe.page_address import bind
 from penstock.run.page_server import dashboard
 from tests.observe.examples import phase, run_event, step
 from tests.observe.store.written import write
+
+pytestmark = pytest.mark.processes
 
 PAGE = """
 import json, os, socket, sys

@@ -74,6 +74,7 @@ def test_it_runs_as_it_is_and_asks_for_the_tokens_that_the_template_writes(
     assert [turn.prompt_ids.tolist() for turn in (*right.turns, *wrong.turns)] == [expected] * 2
 
 
+@pytest.mark.smoke
 @pytest.mark.timeout(600)
 def test_an_environment_with_a_class_of_its_own_is_one_sequence_over_its_turns(
     python: Path, tokenizer: ChatTokenizer, monkeypatch: pytest.MonkeyPatch
