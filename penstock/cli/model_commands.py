@@ -102,10 +102,12 @@ def generate(
             sampling,
             config=config,
             on_text=lambda _, piece: print(plain_block(piece), end="", flush=True),
+            say=to_stderr,
         )
         print()
         return
-    for prompt, text in zip(prompts, generate_text(model, asked, sampling, config=config), strict=True):
+    texts = generate_text(model, asked, sampling, config=config, say=to_stderr)
+    for prompt, text in zip(prompts, texts, strict=True):
         print(f"{prompt} → {plain_block(text)}")
 
 

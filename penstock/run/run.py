@@ -207,17 +207,16 @@ class Run:
         """Start the workers that only training needs, build the controller, and train."""
         config, prepared, beginning = self._config, self._prepared, opened.beginning
         resumes = config.sync.interrupt not in ONE_VERSION
-        engines = EnginePool(
-            {one.name: one.calls for one in workers.engines},
-            resumes=resumes,
-            replaces=True,
-            load_share=config.sync.load_share,
-        )
+        calls = {one.name: one.calls for one in workers.engines}
+        engines = EnginePool(calls, resumes=resumes, replaces=True, load_share=config.sync.load_share)
         care = PoolWatches(self._events, opened.collector, config.run.freeze_s)
         async with AsyncExitStack() as at_end:
             pools = self._start_pools(opened, engines, care, at_end)
             scorer, episodes = await keep_together(workers.starts, pools, self._events)
             journal, log = beginning.log, beginning.log or MemoryGroupLog()
+            undone = (
+                None if journal is None else UndoneGroups(journal, prepared.folder, config, beginning.tasks)
+            )
             parts = Parts(
                 engines=engines,
                 trainers=workers.trainer.group,
@@ -228,9 +227,7 @@ class Run:
                 log=log,
                 blobs=workers.blobs,
                 checkpoints=self._checkpoints(beginning, workers, log),
-                trained_groups=None
-                if journal is None
-                else UndoneGroups(journal, prepared.folder, config, beginning.tasks),
+                trained_groups=undone,
             )
             controller = build_controller(config, parts, resume=beginning.resume, events=self._shown.stream)
             self._controller = controller
@@ -243,9 +240,9 @@ class Run:
     ) -> tuple[Scorer, EpisodeRunner]:
         """Start the scorers and the rollout workers; `at_end` closes them."""
         config, prepared, events = self._config, self._prepared, self._events
-        launcher, beginning = opened.launchers.own, opened.beginning
+        launcher, beginning, state = opened.launchers.own, opened.beginning, self._shown.state
         started = self._scorer or await start_scorers(launcher, prepared, care)
-        started.training = self._training
+        started.training = lambda: TrainerState(global_step=state.step, max_steps=state.steps_planned)
         scorer = RetryingScorer(started, retries=config.reward.retries)
         at_end.push_async_callback(scorer.close)
         kept = keep_work(
@@ -259,10 +256,6 @@ class Run:
         episodes = await start_episodes(launcher, prepared, kept, care)
         at_end.push_async_callback(episodes.close)
         return scorer, episodes
-
-    def _training(self) -> TrainerState:
-        done = 0 if self._controller is None else self._controller.steps_done
-        return TrainerState(global_step=done, max_steps=self._config.run.steps)
 
     def _checkpoints(self, beginning: Beginning, workers: Workers, log: GroupLog) -> Checkpoints:
         run = self._config.run
