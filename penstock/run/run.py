@@ -53,7 +53,7 @@ from penstock.run.summary import Summary, summarise
 from penstock.run.workers import Workers, start_scorers, start_workers
 from penstock.scoring.retrying import RetryingScorer
 from penstock.scoring.scoring_process import TrainerState
-from penstock.scoring.thread_scorer import MemoryScorer, ThreadScorer
+from penstock.scoring.thread_scorer import LocalScorer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,9 +68,7 @@ class _Opened:
 class Run:
     """Owns the processes of one run. `stop` and `cancel` end it early, with the model saved."""
 
-    def __init__(
-        self, prepared: Prepared, shown: ShownRun, *, scorer: ThreadScorer | MemoryScorer | None = None
-    ) -> None:
+    def __init__(self, prepared: Prepared, shown: ShownRun, *, scorer: LocalScorer | None = None) -> None:
         """`scorer` is a reward that exists only in this process."""
         self._prepared = prepared
         self._config = prepared.config
@@ -214,9 +212,6 @@ class Run:
             pools = self._start_pools(opened, engines, care, at_end)
             scorer, episodes = await keep_together(workers.starts, pools, self._events)
             journal, log = beginning.log, beginning.log or MemoryGroupLog()
-            undone = (
-                None if journal is None else UndoneGroups(journal, prepared.folder, config, beginning.tasks)
-            )
             parts = Parts(
                 engines=engines,
                 trainers=workers.trainer.group,
@@ -227,7 +222,9 @@ class Run:
                 log=log,
                 blobs=workers.blobs,
                 checkpoints=self._checkpoints(beginning, workers, log),
-                trained_groups=undone,
+                trained_groups=None
+                if journal is None
+                else UndoneGroups(journal, prepared.folder, config, beginning.tasks),
             )
             controller = build_controller(config, parts, resume=beginning.resume, events=self._shown.stream)
             self._controller = controller

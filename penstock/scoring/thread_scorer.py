@@ -107,6 +107,9 @@ class MemoryScorer:
         self._closed = True
 
 
+LocalScorer = ThreadScorer | MemoryScorer
+
+
 def refuse_if_group_is_needed(needed: bool) -> None:
     if needed:
         raise ValueError("score_episode is for scorers with needs_group=False; score the whole group")
