@@ -13,9 +13,10 @@ VERIFIERS ?= verifiers==0.4.0
 VERIFIERS_VENV ?= .verifiers-venv
 VLLM_PIP := $(VLLM_VENV)/bin/python -m pip --disable-pip-version-check --quiet
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+PYTEST := $(BIN)/python -m pytest
 INDEX := $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX),)
 
-.PHONY: demo test test-vllm test-verifiers test-ray test-browser check docs clean
+.PHONY: demo test test-rest test-all test-wheel live-vllm live-verifiers live-ray live-browser smoke check docs clean
 
 # One thread a process unless a process is told otherwise: more only fight over few cores.
 export OMP_NUM_THREADS ?= 1
@@ -23,26 +24,41 @@ export OMP_NUM_THREADS ?= 1
 demo: $(VENV)/.installed
 	$(BIN)/penstock train
 
-# Two workers, of which only one runs the tests that start processes. --seeds: crash schedules (40 without it).
+# Ten minutes on two idle cores: a test of everything, one crash and resume, one of each contract suite. Tests that
+# start processes are all on one of the two workers.
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -n 2 --dist loadgroup --seeds 500
+	$(PYTEST) -n 2 --dist loadgroup -m "not full"
 
+# What `make test` leaves out: long runs, kernels under Triton's interpreter, benches, 500 crash schedules.
+test-rest: $(VENV)/.installed-dev
+	$(PYTEST) -n 2 --dist loadgroup -m full --seeds 500
+
+test-all: test test-rest
+
+# The wheel in an empty environment: it is installed as a user would, and trains.
+test-wheel: $(VENV)/.installed
+	tools/check_wheel.sh $(VENV)/wheel "$(TORCH)" $(INDEX)
+
+# Suites with real servers and clients, each whole; ONLY="-m smoke" runs one scene of each.
 # The vLLM engine on live servers: vLLM's CPU build in an environment of its own. Servers take about 3 GB of memory.
-test-vllm: $(VENV)/.installed-dev $(VLLM_VENV)/.installed
-	$(BIN)/python -m pytest tests/vllm_live --vllm $(CURDIR)/$(VLLM_VENV)/bin/vllm
+live-vllm: $(VENV)/.installed-dev $(VLLM_VENV)/.installed
+	$(PYTEST) tests/vllm_live --vllm $(CURDIR)/$(VLLM_VENV)/bin/vllm $(ONLY)
 
 # Runs over several Ray nodes, which are namespaces of this machine: needs Linux and root.
-test-ray: $(VENV)/.installed-ray
-	$(BIN)/python -m pytest tests/ray_live --ray
+live-ray: $(VENV)/.installed-ray
+	$(PYTEST) tests/ray_live --ray $(ONLY)
 
 # The web page in Debian's Chromium, or in the one that CHROMIUM names.
-test-browser: $(VENV)/.installed-dev
+live-browser: $(VENV)/.installed-dev
 	command -v $(CHROMIUM) >/dev/null || (apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium)
-	$(BIN)/python -m pytest tests/browser --chromium "$$(command -v $(CHROMIUM))"
+	$(PYTEST) tests/browser --chromium "$$(command -v $(CHROMIUM))" $(ONLY)
 
 # An environment of verifiers, in a Python environment of its own: it wants another version of openai.
-test-verifiers: $(VENV)/.installed-dev $(VERIFIERS_VENV)/.installed
-	$(BIN)/python -m pytest tests/verifiers_live --verifiers $(CURDIR)/$(VERIFIERS_VENV)/bin/python
+live-verifiers: $(VENV)/.installed-dev $(VERIFIERS_VENV)/.installed
+	$(PYTEST) tests/verifiers_live --verifiers $(CURDIR)/$(VERIFIERS_VENV)/bin/python $(ONLY)
+
+smoke:
+	$(MAKE) live-vllm live-ray live-verifiers live-browser ONLY="-m smoke"
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .

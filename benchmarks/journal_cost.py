@@ -77,13 +77,13 @@ def _run_section(journal: bool, steps: int) -> dict[str, Any]:
 
 
 def arm_of(summary: Summary, cpu_s: float) -> Arm:
-    """Idle shares say whether the run was generation-bound: its engines are busy, its trainer waits."""
+    """Shares of time say whether the run was generation-bound: its engines work, its trainer waits."""
     return {
         "episodes_per_s": summary.samples / summary.training_s,
         "tokens_per_s": summary.tokens_per_s,
         "controller_us_per_episode": cpu_s / summary.samples * 1e6,
-        "trainer_idle": summary.trainer_idle,
-        "engine_idle": summary.engine_idle,
+        "trainer_waited": summary.trainer_time["waited"],
+        "engine_worked": summary.engine_time["worked"],
     }
 
 
@@ -136,8 +136,8 @@ def compared(measured: Sequence[tuple[Arm, Arm]]) -> dict[str, Any]:
         "ratio": statistics.median(ratios),
         "ratio_quartiles": [low, high],
         "controller_us_per_episode_more": statistics.median(extra),
-        "trainer_idle": statistics.median(kept["trainer_idle"] for kept, _ in measured),
-        "engine_idle": statistics.median(kept["engine_idle"] for kept, _ in measured),
+        "trainer_waited": statistics.median(kept["trainer_waited"] for kept, _ in measured),
+        "engine_worked": statistics.median(kept["engine_worked"] for kept, _ in measured),
         "pairs": [{"with": kept, "without": plain} for kept, plain in measured],
     }
 
@@ -147,5 +147,6 @@ def sentence(result: dict[str, Any]) -> str:
     return (
         f"{len(result['pairs'])} pairs: throughput with the journal {result['ratio']:.3f} of without (quartiles "
         f"{low:.3f} and {high:.3f}), {result['controller_us_per_episode_more']:.0f} µs of CPU more an episode in "
-        f"the controller; idle: trainer {result['trainer_idle']:.0%}, engines {result['engine_idle']:.0%}"
+        f"the controller; the trainer waited {result['trainer_waited']:.0%} of the time, engines worked "
+        f"{result['engine_worked']:.0%}"
     )

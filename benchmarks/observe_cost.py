@@ -66,7 +66,7 @@ class SeeingTime:
 
     PLACES: tuple[tuple[type, str], ...] = (
         (EventStream, "flush"),
-        *((ControllerEvents, name) for name in ("generated", "scored", "waited", "trained", "dropped")),
+        *((ControllerEvents, name) for name in ("_follow", "waited", "trained", "dropped")),
     )
 
     def __init__(self) -> None:

@@ -129,8 +129,8 @@ def finish(report: SavedReport, console: Console) -> None:
     report.headline(
         {
             "shape_speedup": speedup,
-            "shape_trainer_idle": asynchronous["trainer_idle"],
-            "shape_engine_idle": asynchronous["engine_idle"],
+            "shape_trainer_waited": asynchronous["trainer_waited"],
+            "shape_engine_worked": asynchronous["engine_worked"],
         }
     )
     console.print(f"asynchronous is {speedup:.2f} times as fast", highlight=False, soft_wrap=True)

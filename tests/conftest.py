@@ -11,32 +11,6 @@ import pytest
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-WITH_PROCESSES = (
-    "bench",
-    "benchmarks",
-    "cli",
-    "engines/vllm",
-    "durability",
-    "loop",
-    "placement",
-    "planner",
-    "processes",
-    "run",
-    "serve",
-    "sync",
-    "test_api.py",
-    "test_deterministic_runs.py",
-    "test_end_to_end.py",
-    "test_examples.py",
-    "test_lora_runs.py",
-    "test_docs.py",
-    "test_own_parts.py",
-    "test_parallel_runs.py",
-    "test_routing_runs.py",
-    "worker/test_node_agent.py",
-)
-"""Tests that start processes of their own: two test workers must not do that at once on two cores."""
-
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--seeds", type=int, default=40, help="how many crash schedules to play")
@@ -53,9 +27,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that start processes share one worker: two at once would fight over two cores."""
     for item in items:
-        path = Path(item.path).relative_to(Path(__file__).parent)
-        if any(path.is_relative_to(name) for name in WITH_PROCESSES):
+        if item.get_closest_marker("processes"):
             item.add_marker(pytest.mark.xdist_group("processes"))
 
 

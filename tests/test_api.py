@@ -21,6 +21,8 @@ from penstock.observe.status import RunStatus
 from penstock.observe.views import SilentView
 from penstock.run.summary import Summary
 
+pytestmark = pytest.mark.processes
+
 ROWS = [{"prompt": f"{a}+1=", "answer": str(a + 1)} for a in range(20)]
 SMALL = {
     "rollout": {"max_new_tokens": 4, "groups_per_step": 2, "group_size": 4},
@@ -80,6 +82,7 @@ print("steps", summary.steps)
 """
 
 
+@pytest.mark.full
 def test_a_script_without_a_main_guard_trains_once(tiny_model: Path, tmp_path: Path) -> None:
     """The scoring worker loads the script for its reward; that must not start a second run."""
     script = tmp_path / "mine.py"
@@ -120,6 +123,7 @@ print(os.getpid(), summary.steps, summary.samples, summary.failures["workflow_er
 """
 
 
+@pytest.mark.full
 def test_a_workflow_of_a_script_runs_in_processes_of_its_own(tiny_model: Path, tmp_path: Path) -> None:
     """Episode 3 of every group fails: it costs itself, and the others train."""
     script, pids = tmp_path / "mine.py", tmp_path / "pids"
@@ -135,6 +139,7 @@ def test_a_workflow_of_a_script_runs_in_processes_of_its_own(tiny_model: Path, t
     assert len(set(pids.read_text().split()) - {own}) == 2
 
 
+@pytest.mark.full
 def test_a_workflow_without_a_name_runs_in_this_process(tiny_model: Path, tmp_path: Path) -> None:
     seen: list[int] = []
 
@@ -179,6 +184,7 @@ def test_a_run_shows_itself_before_anything_is_read_and_gives_the_terminal_back(
     assert view.closed
 
 
+@pytest.mark.full
 def test_all_that_can_be_said_in_python_beside_a_running_loop(tiny_model: Path, tmp_path: Path) -> None:
     """The loop goes on while it trains; held-out rows and weighted rewards reach the run; limit holds for rows."""
     prompts: set[str] = set()

@@ -11,6 +11,8 @@ import pytest
 from penstock.durability.kept_checkpoints import checkpoints_of
 from penstock.processes.run_processes import wait_for_orphans
 
+pytestmark = pytest.mark.processes
+
 STEPS = 12
 """Enough that the kill comes before the last."""
 SETTINGS = (
@@ -67,6 +69,7 @@ def weights_of(run: Path) -> bytes:
     return (run / "model" / "model.safetensors").read_bytes()
 
 
+@pytest.mark.full
 @pytest.mark.timeout(900)
 def test_a_run_that_was_killed_ends_with_the_same_bits(tmp_path: Path) -> None:
     play(tmp_path, "train", *SETTINGS, "run.name=whole")

@@ -253,6 +253,7 @@ def execute(code: str, path: Path) -> Names:
     return names
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("block", [b for b in TO_EXECUTE if b.page != NEEDS_A_SERVER], ids=str)
 def test_python_runs(block: Block, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     names = execute(block.text, place / "block.py")

@@ -89,6 +89,7 @@ def test_an_adapter_from_training_to_a_merged_model(
     assert all(torch.allclose(start[name], end[name], atol=1e-6) for name in start)
 
 
+@pytest.mark.full
 def test_dora_is_trained_and_served(project: Path) -> None:  # noqa: F811
     train(*ADAPTER, "model.lora.dora=true", "run.steps=3", "staleness.max_staleness=0")
     rows = steps_of(project / "runs" / "run")
@@ -102,7 +103,7 @@ def test_dora_is_trained_and_served(project: Path) -> None:  # noqa: F811
         ("model.lora.rank=0", "greater than or equal to 1"),
         ("model.lora.targets=[qq_proj]", "has no such layer"),
         ("model.lora.targets=[embed_tokens]", "must not name 'embed_tokens'"),
-        ("model.adapter=nowhere", "nowhere is no adapter"),
+        ("model.adapter=nowhere", "nowhere is not an adapter"),
     ],
 )
 def test_what_can_not_be_trained_is_one_sentence_at_the_start(
@@ -126,6 +127,7 @@ class Dropping(SharedMemoryReceiver):
             super()._copy(name, live, published)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("drops", [False, True])
 def test_an_adapter_that_does_not_reach_an_engine_ends_the_run(
     tiny_model: Path, tmp_path: Path, drops: bool

@@ -15,6 +15,8 @@ from penstock.records import StepPlan, StepResult
 from tests.test_end_to_end import project, train  # noqa: F401  (a fixture)
 from tests.test_lora_runs import run_cli, steps_of
 
+pytestmark = pytest.mark.full
+
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(

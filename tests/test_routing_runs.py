@@ -11,6 +11,8 @@ import torch
 from penstock.cli.main import main
 from tests.test_end_to_end import project, train  # noqa: F401  (a fixture)
 
+pytestmark = pytest.mark.full
+
 WORKFLOW = """
 async def twice(task, rollout):
     first = await rollout.generate(task.prompt)

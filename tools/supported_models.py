@@ -7,6 +7,7 @@ only those families are tried, and the table is printed.
 
 import argparse
 import logging
+import re
 import sys
 import warnings
 from pathlib import Path
@@ -52,18 +53,31 @@ VARIANTS: dict[tuple[str, str], dict[str, Any]] = {
 PAGE = Path(__file__).parent.parent / "docs" / "models.md"
 HEAD = """# Supported models
 
-Penstock runs a model's own code from transformers and puts its own attention behind it. Before a run, engine and
-trainer compare that attention with the model's own, on a small random model made from your model's config: several
-sequences together, past every sliding window, attention chunk and switch of the rotary embedding that your contexts
-can reach; the trainer compares gradients too. A model that would be computed in another way is refused by name. So
-this table is a guide, and your run has the last word.
+Your run decides: before it starts, engine and trainer compare Penstock's attention with the model's own (the
+trainer its gradients too), on a small random model made from your model's config, past every sliding window and
+switch of the rotary embedding that your contexts can reach. The table is a guide, made by
+`python tools/supported_models.py` from the default config (or a published one) of every family in transformers
+{version}.
 
-Vision models are not supported. Where this table has an image class (`gemma3`, `gemma3n`, `gemma4`), such a model
-is served and trained on text alone; other vision models are refused before anything starts.
+Vision models are refused before anything starts, but for those in the table (`gemma3`, `gemma3n`, `gemma4`), which are
+served and trained on text alone.
 
-Made by `python tools/supported_models.py` from the default config of every family in transformers {version}, or
-from that of its published models where these differ.
+- **exact**: trained and served as the model's own code computes it.
+- **exact up to N tokens**: set `engine.max_context` to at most N.
+- **refused**: the run ends at the start with a sentence. *Layers*: some are not plain attention. *Attentions*: a
+  layer has several. *Interface*: the model's code does not use transformers' attention interface. *Differs*: its
+  attention is another one.
+- **not checked**: no small model could be made from the default config. A run that finds the same warns and
+  continues, and nothing else shows a difference, since engine and trainer share the attention.
 """
+IN_SHORT = {
+    r".*not all of its layers are plain attention \((.*?)\).*": r"refused: layers (\1)",
+    r".*does not use the attention interface.*": "refused: interface",
+    r".*every layer has attention; \w+ has (\d+) layers and (\d+) .*": r"refused: attentions (\2 in \1 layers)",
+    r".*attention differs from the model's own \((off by [\d.]+ nats|the gradient of \S+).*": r"refused: differs (\1)",
+    r"not checked: .*": "not checked",
+}
+"""A run's sentences, and what the table says instead; the page's head explains it."""
 
 
 def verdict(config: Any) -> str:
@@ -131,9 +145,16 @@ def row(name: str, label: str, settings: dict[str, Any]) -> str:
         result = verdict(config_class(**settings))
     except Exception as error:
         result = f"not checked: its default config makes no model ({type(error).__name__})"
-    line = f"| {label} | {model_name} | {result} |"
-    print(line, file=sys.stderr)
-    return line
+    print(f"{label}: {result}", file=sys.stderr)
+    return f"| {label} | {model_name} | {in_short(result)} |"
+
+
+def in_short(result: str) -> str:
+    """Shorten a verdict for the table."""
+    for sentence, words in IN_SHORT.items():
+        if re.fullmatch(sentence, result, re.DOTALL):
+            return re.sub(sentence, words, result, flags=re.DOTALL)
+    return result
 
 
 def main() -> None:

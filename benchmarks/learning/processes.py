@@ -90,7 +90,7 @@ def facts(timed: Timed, target: float) -> dict[str, Any]:
     return {
         "time_to_target_s": first_crossing(timed.seconds, timed.rewards, target),
         "steps_per_s": summary.steps / summary.training_s,
-        "trainer_idle": summary.trainer_idle,
+        "trainer_waited": summary.trainer_time["waited"],
         "staleness_mean": summary.staleness_mean,
         "staleness_max": summary.staleness_max,
         "heldout_reward_end": summary.heldout_reward_end,

@@ -101,8 +101,8 @@ def rehearse(shape: str, steps: int, folder: Path) -> dict[str, Any]:
         * config["rollout"]["max_new_tokens"]
         / summary.training_s,
         "step_s": sum(row["step_s"] for row in trained) / max(1, len(trained)),
-        "trainer_idle": summary.trainer_idle,
-        "engine_idle": summary.engine_idle,
+        "trainer_waited": summary.trainer_time["waited"],
+        "engine_worked": summary.engine_time["worked"],
         "stall_ms": summary.sync_stall_s * 1e3,
         "adapter_mb": adapter.stat().st_size / 1e6,
         "logprob_gap_mean": max((row.get("logprob_gap_mean", 0.0) for row in trained), default=0.0),

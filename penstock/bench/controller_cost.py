@@ -75,8 +75,8 @@ def cost(summary: Summary, cpu_s: float) -> dict[str, Any]:
         "controller_busy": cpu_s / summary.training_s,
         "training_s": summary.training_s,
         "episodes_per_s": summary.samples / summary.training_s,
-        "trainer_idle": summary.trainer_idle,
-        "engine_idle": summary.engine_idle,
+        "trainer_waited": summary.trainer_time["waited"],
+        "engine_worked": summary.engine_time["worked"],
     }
 
 
@@ -84,6 +84,6 @@ def sentence(report: dict[str, Any]) -> str:
     return (
         f"controller: {report['headline']['controller_us_per_episode']:.0f} µs of CPU an episode of "
         f"{report['tokens_per_episode']:.1f} tokens, {report['controller_busy']:.0%} of a core; "
-        f"{report['episodes']:,} episodes, {report['episodes_per_s']:,.0f} a second; idle: trainer "
-        f"{report['trainer_idle']:.0%}, engines {report['engine_idle']:.0%}"
+        f"{report['episodes']:,} episodes, {report['episodes_per_s']:,.0f} a second; the trainer waited "
+        f"{report['trainer_waited']:.0%} of the time, engines worked {report['engine_worked']:.0%}"
     )

@@ -130,7 +130,7 @@ def compare(
     report.put(setting.name, "speedup", value=speedup)
     numbers = {f"{setting.name}_speedup": speedup}
     if setting.waits:
-        numbers[f"{setting.name}_trainer_idle"] = result["asynchronous"]["trainer_idle"]
+        numbers[f"{setting.name}_trainer_waited"] = result["asynchronous"]["trainer_waited"]
     report.headline(numbers)
 
 
@@ -139,8 +139,8 @@ def arm_of(summary: Summary) -> dict[str, Any]:
         "steps": summary.steps,
         "steps_per_s": summary.steps / summary.training_s,
         "tokens_per_s": summary.tokens_per_s,
-        "trainer_idle": summary.trainer_idle,
-        "engine_idle": summary.engine_idle,
+        "trainer_waited": summary.trainer_time["waited"],
+        "engine_worked": summary.engine_time["worked"],
         "staleness_mean": summary.staleness_mean,
         "staleness_max": summary.staleness_max,
         "final_reward": summary.train_reward_end,
@@ -151,7 +151,7 @@ def arm_of(summary: Summary) -> dict[str, Any]:
 def sentence(arm: dict[str, Any]) -> str:
     return (
         f"{arm['steps']} steps, {arm['steps_per_s']:.2f} a second; {arm['tokens_per_s']:,.0f} tok/s; "
-        f"idle: trainer {arm['trainer_idle']:.0%}, engines {arm['engine_idle']:.0%}"
+        f"the trainer waited {arm['trainer_waited']:.0%} of the time, engines worked {arm['engine_worked']:.0%}"
     )
 
 
@@ -211,7 +211,7 @@ def prepared_run(
 
 def table(results: dict[str, Any]) -> Table:
     """Return a table that fits 80 columns. Staleness is given as the mean and, in brackets, the largest."""
-    names = ("setting", "arm", "steps/s", "trainer\nidle", "engine\nidle", "stale", "reward", "speed-up")
+    names = ("setting", "arm", "steps/s", "trainer\nwaited", "engine\nworked", "stale", "reward", "speed-up")
     columns = (Column(name, no_wrap=True) for name in names)
     shown = Table(*columns, box=SIMPLE_HEAD, padding=0, pad_edge=False)
     for name, result in results.items():
@@ -221,8 +221,8 @@ def table(results: dict[str, Any]) -> Table:
                 name,
                 arm,
                 f"{row['steps_per_s']:.2f}",
-                f"{row['trainer_idle']:.0%}",
-                f"{row['engine_idle']:.0%}",
+                f"{row['trainer_waited']:.0%}",
+                f"{row['engine_worked']:.0%}",
                 f"{row['staleness_mean']:.2f} ({row['staleness_max']:.0f})",
                 f"{row['final_reward']:.3f}",
                 f"{result['speedup']:.2f}×" if arm == "asynchronous" else "",

@@ -47,7 +47,7 @@ class SlowEnvironment:
 
 def measured_step_s(summary: Summary) -> float:
     """Return the synchronous trainer's own time per step."""
-    return (1 - summary.trainer_idle) * summary.training_s / summary.steps
+    return summary.trainer_time["worked"] * summary.training_s / summary.steps
 
 
 def answer_times(answer_s: Sequence[float]) -> dict[str, float]:

@@ -4,15 +4,15 @@ import asyncio
 import contextlib
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from pathlib import Path
 
 from penstock.channel.token_file import read_token
 from penstock.cli.samples import run_folder
 from penstock.errors import UserError
 from penstock.observe.config import ObserveConfig
-from penstock.observe.events import LogLine
 from penstock.observe.page_address import bind, new_token, page_address
 from penstock.observe.reading.run_reading import RunReading
 from penstock.observe.screen import lines
@@ -59,15 +59,12 @@ def watch_run(
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
     """Show a run in the terminal until it ends. Its last picture stays."""
-    run = RunReading(run_folder(name))
-    if view is None:
-        view = make_view(ObserveConfig(view="plain" if plain else "auto"))
-    watcher = Watcher(run, view)
+    watcher = Watcher(RunReading(run_folder(name)), view, plain=plain)
     try:
         while watcher.look():
             sleep(EVERY_S)
     finally:
-        view.close()
+        watcher.view.close()
     watcher.show_end()
 
 
@@ -79,19 +76,28 @@ KEPT_LINES = 20
 class Watcher:
     """Shows a run to a view. Call `look` repeatedly until it returns False."""
 
-    def __init__(self, run: RunReading, view: View) -> None:
-        self._run, self._view = run, view
+    def __init__(self, run: RunReading, view: View | None = None, *, plain: bool = False) -> None:
+        """Without a `view`, one is made whose lines are stamped with the times at which the run wrote them."""
+        self._run = run
+        self._shown_s = 0.0
+        """The time in the run of what is shown now."""
+        self.view = view or make_view(ObserveConfig(view="plain" if plain else "auto"), self.wall_s)
         self._num_lines: int | None = None
         self._num_drops: dict[str, int] = {}
+
+    def wall_s(self) -> float:
+        """Return the Unix time of what is shown now."""
+        return (self._run.started_s or 0.0) + self._shown_s
 
     def look(self) -> bool:
         """Show what is new; return whether the run was running."""
         was_running = self._run.is_running  # before the refresh, so that the last look reads everything
         self._run.refresh()
-        for line in self._new_lines():
-            self._view.log(line.line)
-        self._tell_drops()
-        self._view.update(self._status(was_running))
+        for time_s, line in sorted([*self._new_lines(), *self._new_drops()], key=itemgetter(0)):
+            self._shown_s = time_s
+            self.view.log(line)
+        self._shown_s = self._run.now
+        self.view.update(self._status(was_running))
         return was_running
 
     def show_end(self) -> None:
@@ -102,26 +108,28 @@ class Watcher:
             if status.phase == "done"
             else f"stopped in the phase {status.phase!r} and writes no more"
         )
-        self._view.log(f"{self._run.folder} {how}")
+        self.view.log(f"{self._run.folder} {how}")
         for line in (progress_line(status), *(row.plain for row in lines(status, 110)[1:])):
-            self._view.log(line)
+            self.view.log(line)
 
     def _status(self, is_running: bool) -> RunStatus:
         """Return the status, without a remaining time if the run is not running."""
         status = self._run.status()
         return status if is_running else replace(status, left_s=None)
 
-    def _new_lines(self) -> list[LogLine]:
+    def _new_lines(self) -> list[tuple[float, str]]:
         shown, self._num_lines = self._num_lines, len(self._run.lines)
-        return self._run.lines[-KEPT_LINES:] if shown is None else self._run.lines[shown:]
+        new = self._run.lines[-KEPT_LINES:] if shown is None else self._run.lines[shown:]
+        return [(line.time, line.line) for line in new]
 
-    def _tell_drops(self) -> None:
-        """Log the first drop of each reason, as `train` does."""
+    def _new_drops(self) -> Iterator[tuple[float, str]]:
+        """Yield the first drop of each reason, as `train` logs it."""
         for drop in self._run.drops[sum(self._num_drops.values()) :]:
             if drop.reason not in self._num_drops:
-                self._view.log(
+                line = (
                     f"dropped a group ({drop.reason}): {drop.message}; further ones are counted, not printed"
                 )
+                yield drop.time, line
             self._num_drops[drop.reason] = self._num_drops.get(drop.reason, 0) + 1
 
 

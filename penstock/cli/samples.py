@@ -13,7 +13,7 @@ from rich.text import Text
 
 from penstock.durability.run_facts import read_facts
 from penstock.errors import UserError
-from penstock.observe.events import SampleEvent, as_fields
+from penstock.observe.events import CONTEXT, SampleEvent, TurnText, as_fields
 from penstock.observe.plain_text import plain_block, plain_line, without_middle
 from penstock.observe.reading.run_reading import RunReading
 from penstock.observe.store.segments import FOLDER
@@ -21,6 +21,8 @@ from penstock.safe_files import replace_private
 
 SHOWN_PROMPT, SHOWN_ANSWER = 240, 480
 """Characters shown of a prompt and of an answer; `--full` shows all that is kept."""
+SHOWN_TURN, SHOWN_TURN_TEXTS = 160, 8
+"""Characters shown of a text of several turns, and how many texts."""
 SHOWN_PARTS = 8
 SHOWN_BY_DEFAULT = 2
 SHOWN_OF_A_STEP = 16
@@ -140,11 +142,31 @@ def facts(sample: SampleEvent) -> list[str]:
 def _print(console: Console, sample: SampleEvent, *, full: bool) -> None:
     for line in _lines([plain_line(fact, 70) for fact in facts(sample)], console.width):
         console.print(Text(line, style="cyan"), soft_wrap=True)
-    _print_text(console, "prompt", sample.prompt, None if full else SHOWN_PROMPT)
+    _print_text(
+        console, f"prompt{' ' if sample.turns else ''}", sample.prompt, None if full else SHOWN_PROMPT
+    )
     if sample.failure is not None:
         _print_text(console, "error", sample.message, None if full else SHOWN_ANSWER)
-    _print_text(console, "answer", sample.answer, None if full else SHOWN_ANSWER)
+    if sample.turns:
+        _print_turns(console, sample.turns, full=full)
+    else:
+        _print_text(console, "answer", sample.answer, None if full else SHOWN_ANSWER)
     console.print()
+
+
+def _print_turns(console: Console, turns: Sequence[TurnText], *, full: bool) -> None:
+    """Print what was read and sampled in each turn; unless `full`, the prompt stands for the first context."""
+    if full:
+        for one in turns:
+            _print_text(console, one.label, one.text, None)
+        return
+    _, *texts = turns
+    left = len(texts) - SHOWN_TURN_TEXTS
+    for number, one in enumerate(texts):
+        if left <= 0 or number < SHOWN_TURN_TEXTS - 1 or number == len(texts) - 1:
+            _print_text(console, f"{one.role:{len(CONTEXT)}}", one.text, SHOWN_TURN)
+        elif number == SHOWN_TURN_TEXTS - 1:
+            console.print(Text(f"  … {left} more (--full)", style="dim"))
 
 
 def _lines(words: Sequence[str], width: int) -> Iterator[str]:
@@ -203,4 +225,5 @@ def encode_sample(event: SampleEvent) -> bytes:
     try:
         return msgspec.json.encode(fields) + b"\n"
     except UnicodeEncodeError:
-        return json.dumps(fields, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
+        line = json.dumps(msgspec.to_builtins(fields), ensure_ascii=False)
+        return line.encode("utf-8", "backslashreplace") + b"\n"

@@ -1,6 +1,7 @@
 """Defines the commands that start runs, plan them, and change them while they train."""
 
 import contextlib
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,6 +19,12 @@ if TYPE_CHECKING:
 NO_MODEL = "stopped; no model was saved"
 NOT_THE_DEMO = ("model.name", "tasks.source")
 """If an override sets one of these, the run is the user's own, and the demo's settings do not apply."""
+
+REASONS = {
+    "admission": " (engines idle while the slowest answers end, and no other group may begin)",
+    "weight sync": " (groups wait for engines with new weights)",
+}
+"""What a stage that limits a simulated run does, where its name does not say it."""
 
 
 def train(
@@ -188,6 +195,7 @@ def _is_of_another_run(word: str) -> bool:
 
 
 def print_summary(summary: "Summary") -> None:
+    """Print the table of a run that ended, and a line on what to type next."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -196,16 +204,25 @@ def print_summary(summary: "Summary") -> None:
     table = Table(title=title, title_justify="left", show_header=False, min_width=60)
     for name, value in summary.rows():
         table.add_row(name, Text(value))
-    Console().print(table)
+    folder = Path(summary.folder)
+    run = shlex.quote(folder.name if folder.parent == Path("runs") else summary.folder)
+    console = Console()
+    console.print(table)
+    after = Text(f"next: penstock samples {run} · penstock view {run} · model in {folder / 'model'}")
+    console.print(after, soft_wrap=True)
 
 
 def lines_of(outcome: "Outcome") -> list[str]:
     dropped = ", ".join(f"{count} {reason}" for reason, count in sorted(outcome.dropped.items()))
+    (limit, share), *rest = outcome.limits.items()
+    others = "".join(f"; {stage} {part:.0%}" for stage, part in rest if part >= 0.005)
     return [
         f"{outcome.engines:,} engines, {outcome.ranks} ranks: {outcome.steps} steps of "
-        f"{outcome.groups // outcome.steps:,} groups in {outcome.hours:.2f} h of virtual time",
+        f"{outcome.groups // outcome.steps:,} groups in {outcome.hours:.2f} h of virtual time, weights by "
+        f"{outcome.transport}",
         f"busy: trainer {outcome.trainer_busy:.0%}, engines {outcome.engine_busy:.0%}; "
         f"{outcome.tokens_per_s:,.0f} tokens/s",
+        f"limited by {limit} {share:.0%} of the time{REASONS.get(limit, '')}{others}",
         f"staleness per token: mean {outcome.staleness_mean:.2f}, max {outcome.staleness_max}",
         f"nodes that died: {outcome.node_deaths}; dropped groups: {dropped or 'none'}",
         f"the controller took {outcome.controller_us_per_group / 1000:.2f} ms of CPU a group (with the simulation "

@@ -28,20 +28,28 @@ from penstock.records.blob_refs import refs_of_episode
 from penstock.tasks.stream import TaskStream
 
 
-def put_aside_other_history(folder: Path, step: int | None) -> Path | None:
-    """Rename a journal that does not fit a run that resumes from `step`, and return its new path.
+def put_aside_other_history(folder: Path, step: int | None) -> str | None:
+    """Rename a journal that does not fit a run that resumes from `step`, and say why in a sentence.
 
-    Either it does not reach `step`, since the run continued without it, or it has removed groups that are
-    needed there. With `step` None, any journal is renamed.
+    Either it does not reach `step`, since the run continued without it or its end was lost, or it has removed
+    groups that are needed there. With `step` None, any journal is renamed.
     """
     if not folder.exists():
         return None
+    why = "the run keeps no journal now"
     if step is not None:
         standing = read_attempts(DiskFiles(folder), keeps_content=False).standing
         if standing.covered <= step <= standing.step:
             return None
+        why = f"the journal has no groups from before step {standing.covered}, and the checkpoint is of step {step}"
+        if standing.step < step:
+            why = (
+                f"the journal ends at step {standing.step} and the checkpoint is of step {step}: its end was lost, "
+                "or the run continued without it"
+            )
     names = (folder.with_name(f"{folder.name}.undone-{number}") for number in itertools.count(1))
-    return folder.rename(next(name for name in names if not name.exists()))
+    aside = folder.rename(next(name for name in names if not name.exists()))
+    return f"{why}. Groups under way are generated again; the journal is now {aside.name}"
 
 
 async def recover(

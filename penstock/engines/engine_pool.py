@@ -8,7 +8,7 @@ from contextlib import aclosing
 import msgspec
 
 from penstock.engines.engine_choice import EngineChoice
-from penstock.engines.rolling_update import Answer, Member, roll, slowest, stage_all
+from penstock.engines.rolling_update import Answer, Member, num_at_once, roll, slowest, stage_all
 from penstock.errors import (
     BaseMissing,
     ChannelClosed,
@@ -35,15 +35,21 @@ class EnginePool:
     its requests; without any other, requests wait for an engine to return."""
 
     def __init__(
-        self, engines: Mapping[str, Engine], *, resumes: bool = True, replaces: bool = False
+        self,
+        engines: Mapping[str, Engine],
+        *,
+        resumes: bool = True,
+        replaces: bool = False,
+        load_share: float = 0.25,
     ) -> None:
         """`resumes`: an answer may continue under another version, on another engine. `replaces`: another engine
         joins for each one whose process ends. If that was the last engine, requests and updates wait for its
-        replacement."""
+        replacement. `load_share` of the engines load new weights at once, never all."""
         if not engines:
             raise ValueError("a pool needs at least one engine, got none")
         self._resumes = resumes
         self._replaces = replaces
+        self._load_share = load_share
         self._awaited: set[str] = set()
         """Engines that are lost and will be replaced."""
         self._changed = asyncio.Event()
@@ -197,7 +203,7 @@ class EnginePool:
                     raise failure
 
     async def update(self, update: WeightUpdate, interrupt: Interrupt = "inflight") -> UpdateReceipt:
-        """Update the engines one after the other, and return a receipt with the times of the slowest. When some
+        """Update the engines, a share at a time, and return a receipt with the times of the slowest. When some
         fail, the first error is raised after all have answered. An update that is sent to all at once is
         cancelled on the other engines as soon as one fails, and they keep their weights. A retry skips
         engines that already have the update."""
@@ -215,7 +221,9 @@ class EnginePool:
                 self._begun = begun
                 for member in members:
                     member.failure = None
-                receipts = self._receipts(members, await roll(members, update, interrupt))
+                num_serving = sum(not member.is_leaving for member in self._serving())
+                at_once = num_at_once(num_serving, self._load_share)
+                receipts = self._receipts(members, await roll(members, update, interrupt, at_once=at_once))
                 if not receipts and not self._members and self._awaited:
                     continue  # every engine left meanwhile, and replacements will join
                 self._begun = None

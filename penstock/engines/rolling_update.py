@@ -1,16 +1,21 @@
-"""Updates several engines one after the other, so that generation as a whole never stops.
+"""Updates several engines a share at a time, so that generation as a whole never stops.
 
     engine a   ── generates, stages ── load ── generates ─────────────────
-    engine b   ── generates, stages ────────── load ── generates ─────────
-    engine c   ── generates, stages ───────────────── load ── generates ──
+    engine b   ── generates, stages ── load ── generates ─────────────────
+    engine c   ── generates, stages ────────── load ── generates ─────────
+    engine d   ── generates, stages ────────── load ── generates ─────────
 
-All engines stage at once, as they must where the trainer broadcasts, and then load one after the other. Where
-there is nothing to fetch, they are not asked to stage: an engine answers that call only between two forward
-passes, and admission waits for the slowest.
+All engines stage at once, as they must where the trainer broadcasts. Then a share of them loads at a time: when
+one has loaded, the next begins. Updates that are read in place are not staged. They are copied in parallel too,
+by the engines whose turn it is; a staged copy would take as much of each engine's memory as the weights do, and
+the KV cache has that. An engine also answers the call only between two forward passes, and admission would wait
+for the slowest.
 """
 
 import asyncio
+import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import msgspec
@@ -46,32 +51,44 @@ class Member:
         return receipt is not None and receipt.version == update.version
 
 
-async def roll(members: Sequence[Member], update: WeightUpdate, interrupt: Interrupt) -> list[Answer]:
-    """Update the engines and return the receipt or error of each. When one can't stage an update that is sent to
-    all at once, the others are cancelled and none loads it."""
+def num_at_once(num_serving: int, share: float) -> int:
+    """Return how many engines load at once: at least one, and never all that serve, unless there is just one."""
+    return max(1, min(math.ceil(share * num_serving), num_serving - 1))
+
+
+async def roll(
+    members: Sequence[Member], update: WeightUpdate, interrupt: Interrupt, *, at_once: int
+) -> list[Answer]:
+    """Update the engines and return the receipt or error of each. `at_once` of them load at a time; those that
+    serve nothing yet need not wait for a turn. When one can't stage an update that is sent to all at once, the
+    others are cancelled and none loads it."""
     if update.sends:
         update = msgspec.structs.replace(update, receivers=len(members))
     needs_stage = not update.is_read_in_place and (len(members) > 1 or update.sends)
     failures = await stage_all(members, update) if needs_stage else [None] * len(members)
-    answers: list[Answer] = []
-    for member, failure in zip(members, failures, strict=True):
-        if failure is None and update.sends and any(failures):
-            failure = asyncio.CancelledError()
+    if update.sends and any(failures):
+        return [failure or asyncio.CancelledError() for failure in failures]
+    turns = asyncio.Semaphore(at_once)
+
+    async def load(member: Member, failure: BaseException | None) -> Answer:
         if failure is not None:
-            answers.append(failure)
-            continue
-        member.acknowledged.pop(update.policy, None)
-        member.is_draining = interrupt == "drain"
-        try:
-            receipt = await member.engine.update(update, interrupt)
+            return failure
+        async with nullcontext() if member.is_lost else turns:
+            member.acknowledged.pop(update.policy, None)
+            member.is_draining = interrupt == "drain"
+            try:
+                receipt = await member.engine.update(update, interrupt)
+            except Exception as error:
+                return error
+            finally:
+                member.is_draining = False
             member.acknowledged[update.policy] = receipt
             member.is_lost = False
-            answers.append(receipt)
-        except Exception as error:
-            answers.append(error)
-        finally:
-            member.is_draining = False
-    return answers
+            return receipt
+
+    async with asyncio.TaskGroup() as loading:
+        tasks = [loading.create_task(load(*each)) for each in zip(members, failures, strict=True)]
+    return [task.result() for task in tasks]
 
 
 async def stage_all(members: Sequence[Member], update: WeightUpdate) -> list[BaseException | None]:

@@ -115,9 +115,9 @@ class ChatTokenizer:
         text: str = self._apply_template(messages, tokenize=False, tools=tools, **template_args)
         return text
 
-    def decode(self, token_ids: list[int]) -> str:
-        """Return the text without special tokens."""
-        text: str = self._tokenizer.decode(token_ids, skip_special_tokens=True)
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool = True) -> str:
+        """Return the text, with special tokens by name or without them."""
+        text: str = self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
         return text
 
     def check_pad_token(self, log: Callable[[str], None]) -> None:

@@ -26,6 +26,8 @@ from penstock.observe.pulse import PulseReport
 Attribute = int | float | str
 PREPARING = "starting: reading tasks and tokenizer"
 LOADING = "starting: loading the model"
+CONTEXT = "context"
+"""The role of what a turn read."""
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag=True, array_like=True):
@@ -102,6 +104,28 @@ class Drop(Event, frozen=True, kw_only=True):
     """Tokens that were sampled for nothing."""
 
 
+class TurnText(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Holds what the model read or sampled in one turn, with special tokens by name: roles, tool calls and results
+    are there as the chat template writes them."""
+
+    turn: int
+    """Which turn of its episode, from 0."""
+    role: str
+    """`context` (tokens that were read) or `model` (tokens that it sampled). The name of an agent or of another
+    policy stands for `model` where a turn has one."""
+    text: str
+    after: int | None = None
+    """The earlier turn whose context and output this context continues. None: it is the whole context."""
+
+    @property
+    def label(self) -> str:
+        """Return what to call the text, and where its context begins if that is not the turn before."""
+        begins = ""
+        if self.role == CONTEXT and self.turn and self.after != self.turn - 1:
+            begins = " from the beginning" if self.after is None else f" after turn {self.after + 1}"
+        return f"turn {self.turn + 1}: {self.role}{begins}"
+
+
 class SampleEvent(Event, frozen=True, kw_only=True):
     """Describes one episode of a group that was trained in `step`, or dropped for the reason `drop`. Texts are
     shortened."""
@@ -134,6 +158,8 @@ class SampleEvent(Event, frozen=True, kw_only=True):
     """Whether a `TokensEvent` lists its tokens."""
     text_kept: bool = True
     """Whether its texts are still stored: old texts of a long run are deleted to make room for newer ones."""
+    turns: tuple[TurnText, ...] = ()
+    """What was read and sampled in each turn, where there are several."""
 
 
 class TokensEvent(Event, frozen=True, kw_only=True):

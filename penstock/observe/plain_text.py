@@ -1,6 +1,8 @@
 """Makes foreign text (an exception, a worker's log, a model's answer) safe for a terminal: control characters
 are shown instead of obeyed, and the length is bounded."""
 
+from collections.abc import Sequence
+
 MAX_LINE, MAX_BLOCK = 2000, 20_000
 _BIDIRECTIONAL = "".join(map(chr, (*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x200E, 0x200F)))
 """Characters that change the order in which others are shown."""
@@ -28,6 +30,22 @@ def without_middle(text: str, limit: int) -> str:
         return text
     tail = limit // 4
     return f"{text[: limit - tail]} […] {text[-tail:]}"
+
+
+def without_middles(texts: Sequence[str], limit: int) -> list[str]:
+    """Cut the middle out of the longest texts, so that all of them together have about `limit` characters."""
+    share = fair_share([len(text) for text in texts], limit)
+    return [without_middle(text, share) for text in texts]
+
+
+def fair_share(sizes: Sequence[int], room: int) -> int:
+    """Return the size to which the largest must be cut, so that all of them fit the room."""
+    for done, size in enumerate(sorted(sizes)):
+        share = room // (len(sizes) - done)
+        if size > share:
+            return share
+        room -= size
+    return max(sizes, default=0)
 
 
 def encodable(text: str, encoding: str | None) -> str:

@@ -6,8 +6,7 @@ from penstock.observe.usage import Meter, busy_seconds
 
 
 class ProcessState:
-    """Keeps what the process does now, its newest counters, and how much it worked in all and while the run
-    trained."""
+    """Keeps what the process does now, its newest counters, how much it worked, and its tokens."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -15,31 +14,24 @@ class ProcessState:
         self.counters: dict[str, float] = {}
         self.busy = Meter()
         self.tokens = Meter()
-        self.busy_training_s = 0.0
         self.tokens_training = 0.0
-        self._before: tuple[float, float] | None = None
+        """How many of its tokens it generated while the run trained."""
 
     @property
     def is_engine(self) -> bool:
         return "tokens" in self.counters
 
-    def count(self, time: float, values: Mapping[str, float]) -> None:
+    def count(self, time: float, values: Mapping[str, float], *, trains: bool) -> None:
+        """Take counters, which grew since the last ones while the run trained, or did something else."""
         self.counters.update(values)
         if "busy_s" in values:
             self.busy.read(time, values["busy_s"])
         if "tokens" in values:
+            before = self.tokens.total
             self.tokens.read(time, values["tokens"])
+            if trains:
+                self.tokens_training += self.tokens.total - before
 
     def work(self, time: float, parts: Mapping[str, float]) -> None:
         """Add the busy time of one trainer step, given the seconds of its parts."""
         self.busy.add(time, busy_seconds(parts))
-
-    def begin_training(self, time: float) -> None:
-        self._before = (self.busy.total, self.tokens.total)
-        self.busy.add(time, 0.0)
-
-    def end_training(self) -> None:
-        busy, tokens = self._before or (0.0, 0.0)
-        self.busy_training_s += self.busy.total - busy
-        self.tokens_training += self.tokens.total - tokens
-        self._before = None

@@ -20,7 +20,7 @@ from penstock.observe.learning_signal import LearningSignal
 from penstock.observe.recorder import Recorder
 from penstock.observe.run_state import RunState
 from penstock.observe.views import View
-from penstock.observe.writers import MetricsWriter, SampleWriter
+from penstock.observe.writers import MetricsWriter, SampleWriter, UndoingWriter
 from penstock.observe.writers.sample_rows import EVERY_STEPS, SAMPLES_OF_A_STEP, sample_row
 
 DRAW_EVERY_S = 0.5
@@ -87,6 +87,8 @@ class MetricsReader:
         self._state = state
         self._writer = writer
         self._samples_writer = writer if isinstance(writer, SampleWriter) else None
+        self._undoing_writer = writer if isinstance(writer, UndoingWriter) else None
+        self._last_step = 0
         self._losses_told: dict[str, float] = {}
         self._samples: list[SampleEvent] = []
         """Samples of the coming step, if the writer shows samples."""
@@ -102,6 +104,9 @@ class MetricsReader:
                 self._samples.append(event)
         elif isinstance(event, StepEvent):
             self._write_samples(event.step)
+            if event.step <= self._last_step and self._undoing_writer is not None:
+                self._undoing_writer.undo_past(event.step - 1)
+            self._last_step = event.step
             self._writer.write(event.step, self._state.row)
             self._losses_told = self._state.loss_counts()
         elif isinstance(event, EvaluationEvent):

@@ -32,8 +32,8 @@ from penstock.observe.status import (
     RunStatus,
     SampleStatus,
 )
+from penstock.observe.time_sheet import CONTROLLER, TRAINER, TimeSheet
 
-TRAINER, CONTROLLER = "trainer", "controller"
 RECENT_STEPS = 8
 PACE_STEPS = 32
 """Recent steps from which the remaining time is estimated."""
@@ -50,7 +50,7 @@ class RunState:
         self.steps_planned = 0
         self.started = self.now = 0.0
         self.phase = PREPARING
-        self.training_s = 0.0
+        self.time_sheet = TimeSheet()
         self.step = 0
         """The last step."""
         self.num_steps = 0
@@ -77,7 +77,6 @@ class RunState:
         self._makes_rows = makes_rows
         self._pace: deque[float] = deque(maxlen=PACE_STEPS + 1)
         """When training began, then when the last steps ended."""
-        self._training_since: float | None = None
         self._updates: list[UpdateEvent] = []
         """Updates since the last step."""
         self._written: CheckpointEvent | None = None
@@ -129,7 +128,7 @@ class RunState:
     def left_s(self) -> float | None:
         """Return the seconds until the last step, at the pace of recent steps. They shrink while a step is under
         way."""
-        if self._training_since is None or len(self._pace) < 2:
+        if self.phase != "training" or len(self._pace) < 2:
             return None
         step_s = (self._pace[-1] - self._pace[0]) / (len(self._pace) - 1)
         return max(0.0, (self.steps_planned - self.step) * step_s - (self.now - self._pace[-1]))
@@ -179,7 +178,7 @@ class RunState:
             return None
         engines = self.engines
         busy = sum(min(1.0, engine.busy.rate) for engine in engines) / max(1, len(engines))
-        return self._bottleneck.status(engine_idle=1 - busy, max_staleness=self.staleness_bound)
+        return self._bottleneck.status(engines_work=busy, max_staleness=self.staleness_bound)
 
     def _flow(self) -> FlowStatus | None:
         controller = self.processes.get(CONTROLLER)
@@ -221,36 +220,34 @@ class RunState:
             return None
         return SampleStatus(
             reward=sample.reward,
+            prompt=sample.prompt,
             text=sample.answer,
             oldest_version=sample.oldest_version,
             newest_version=sample.newest_version,
         )
 
     def _on_run(self, event: RunEvent) -> None:
+        self.time_sheet.on(event)
         self.name, self.folder, self.steps_planned = event.name, event.folder, event.steps
         self.started = event.time
         self.step, self.heldout = event.step, list(event.heldout)
 
     def _on_phase(self, event: PhaseEvent) -> None:
-        if self._training_since is not None:
-            self.training_s += event.time - self._training_since
-            self._training_since = None
-            for process in self.processes.values():
-                process.end_training()
+        self.time_sheet.on(event)
         self.phase = event.phase
         if event.phase == "training":
-            self._training_since = self.last_progress = event.time
+            self.last_progress = event.time
             self._pace.append(event.time)
             self._bottleneck = Bottleneck()  # an evaluation says nothing about training
-            for process in self.processes.values():
-                process.begin_training(event.time)
+            self.processes[TRAINER].work(event.time, {})
 
     def _on_span(self, event: Span) -> None:
         if event.name == "score":
             self.last_progress = max(self.last_progress, event.time)
 
     def _on_counters(self, event: Counters) -> None:
-        self._process(event.process).count(event.time, event.values)
+        self.time_sheet.on(event)
+        self._process(event.process).count(event.time, event.values, trains=self.phase == "training")
         self._bottleneck.on_counters(event.values)
 
     def _on_doing(self, event: Doing) -> None:
@@ -279,6 +276,7 @@ class RunState:
         self.staleness_bound = event.max_staleness
         self.own_metrics = {name: event.metrics[name] for name in event.own_metrics}
         self._bottleneck.on_step(event.waited_s, event.took_s)
+        self.time_sheet.on(event)
         self.processes[TRAINER].work(event.time, event.seconds)
         self.last_progress = max(self.last_progress, event.time)
         if self._makes_rows:
@@ -332,6 +330,7 @@ class RunState:
         }
 
     def _on_update(self, event: UpdateEvent) -> None:
+        self.time_sheet.on(event)
         # Before training, no request is under way that an update could delay.
         if event.version > 0 and self.phase != "verifying weights":
             self.stalls.append(event.stall_s)

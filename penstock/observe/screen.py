@@ -1,4 +1,4 @@
-"""Draws the live view of a run: does it learn, is it fast, who is idle and why.
+"""Draws the live view of a run: does it learn, is it fast, who waits and why.
 
     penstock · demo · training             step 77/200   18 s, about 29 s to go
     reward     0.920  ▃▃▃▄▅▆▆▇▇▇██   0.260 at first   held-out 0.264 → 0.861
@@ -8,13 +8,14 @@
     flow       64 generating > 10 scoring > 38 ready > step 78   at most 80 groups
     trainer    ██████······  51%  waiting for groups: 5 of 8 ready
     engine0    ████████····  64%  24 running, 0 waiting
-    last       reward 1, versions 74–76: 12 × 7 = 84
+    last       reward 1, versions 74–76: 12 × 7 = → 84
 
 There is also a line for the experts of a mixture model, and one for the metrics of a user's own loss. A fact
 that does not fit into its line is left out whole; only the end of a line may be cut.
 """
 
-from collections.abc import Iterable, Sequence
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -35,18 +36,24 @@ BARS = "▁▂▃▄▅▆▇█"
 LABEL_WIDTH = 11
 MAX_PROCESSES = 9
 GAP = "   "
+PROMPT_END = 24
+"""Characters that are shown of the newest sample's prompt: the last ones, where the question is."""
 ECHO = 2
 """Columns kept free where the cursor rests: a terminal echoes `^C` there, and the line must not wrap."""
 
 
 class Screen:
-    """Draws a status with rich, laid out for the width at hand."""
+    """Draws a status with rich, laid out for the width at hand. With a clock, its time runs on when it is drawn
+    again."""
 
-    def __init__(self, status: RunStatus) -> None:
+    def __init__(self, status: RunStatus, clock: Callable[[], float] = lambda: 0.0) -> None:
         self._status = status
+        self._clock = clock
+        self._made = clock()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield from lines(self._status, options.max_width)
+        elapsed_s = self._status.elapsed_s + self._clock() - self._made
+        yield from lines(dataclasses.replace(self._status, elapsed_s=elapsed_s), options.max_width)
 
 
 def lines(status: RunStatus, width: int) -> list[Text]:
@@ -187,7 +194,10 @@ def _sample(sample: SampleStatus) -> Text:
     versions = "" if newest is None else f", version {newest}"
     if newest != oldest:
         versions = f", versions {oldest}–{newest}"
-    return Text.assemble(f"reward {sample.reward:.3g}{versions}: ", (plain_line(sample.text), "dim"))
+    asked = plain_line(sample.prompt[-PROMPT_END:].strip())
+    return Text.assemble(
+        f"reward {sample.reward:.3g}{versions}: ", asked, " → ", (plain_line(sample.text), "dim")
+    )
 
 
 def _row(label: str, facts: Iterable[Text | str], width: int) -> Text:

@@ -72,6 +72,7 @@ class SampleStatus:
     """Describes the newest answer that was scored."""
 
     reward: float
+    prompt: str
     text: str
     oldest_version: int | None
     newest_version: int | None
@@ -140,21 +141,23 @@ class Bottleneck:
             self._generating.append(counters["generating"])
             self._scoring.append(counters["scoring"])
 
-    def status(self, *, engine_idle: float, max_staleness: int | None) -> BottleneckStatus | None:
+    def status(self, *, engines_work: float, max_staleness: int | None) -> BottleneckStatus | None:
         """Return None until there is enough to judge: half of `STEPS`, or one step and `LOOKS` engine reports."""
         if len(self._steps) < STEPS // 2 and not (self._steps and len(self._has_work) == LOOKS):
             return None
         waited = sum(waited for waited, _ in self._steps)
         share = waited / max(1e-9, waited + sum(took for _, took in self._steps))
         if share < REPORTED_SHARE:
-            if engine_idle < REPORTED_SHARE:
+            if engines_work > 1 - REPORTED_SHARE:
                 return BottleneckStatus(who="none", why="trainer and engines are both busy")
-            return BottleneckStatus(who="trainer", why=f"it hardly waits, engines idle {engine_idle:.0%}")
+            return BottleneckStatus(
+                who="trainer", why=f"it hardly waits, engines work {engines_work:.0%} of the time"
+            )
         if sum(self._has_work) >= BUSY_SHARE * len(self._has_work):
             return BottleneckStatus(who="engines", why=f"trainer waits for groups {share:.0%} of the time")
         return BottleneckStatus(
             who=self._outside(max_staleness),
-            why=f"trainer waits {share:.0%} of the time, engines idle {engine_idle:.0%}",
+            why=f"trainer waits {share:.0%} of the time, engines work {engines_work:.0%}",
         )
 
     def _outside(self, max_staleness: int | None) -> str:

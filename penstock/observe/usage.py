@@ -1,15 +1,15 @@
-"""Measures how much a process works, by one definition for the terminal and the summary.
+"""Measures how much a process works, by one definition for the terminal, the page and the summary.
 
-A process is *busy* while it does its main work: the trainer in a forward pass, a backward pass or the
-optimizer, an engine in a forward pass (including the wait for its device to end one). Everything else is
-idle: waiting for groups or requests, packing, snapshots, loading weights.
+A process works while it does what it is there for: the trainer in a forward pass, a backward pass or the
+optimizer, an engine in a forward pass (including the wait for its device to end one). The rest of its time it
+waits, or does other things (`penstock.observe.time_sheet`).
 """
 
 from collections import deque
 from collections.abc import Mapping
 
 BUSY_PARTS = ("forward", "backward", "optimizer")
-"""Parts of a step that count as busy."""
+"""Parts of a step that count as work."""
 RECENT_S = 5.0
 
 

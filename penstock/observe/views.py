@@ -3,6 +3,7 @@
 import io
 import sys
 import time
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from rich.console import Console
@@ -26,7 +27,8 @@ class View(Protocol):
     def close(self) -> None: ...
 
 
-def make_view(config: ObserveConfig) -> View:
+def make_view(config: ObserveConfig, clock: Callable[[], float] = time.time) -> View:
+    """Make the view that the config names. `clock` gives the time that plain lines are stamped with."""
     kind, has_kernel = config.view, in_notebook()
     if kind == "auto":
         kind = "live" if has_kernel or sys.stdout.isatty() else "plain"
@@ -38,7 +40,7 @@ def make_view(config: ObserveConfig) -> View:
         from penstock.observe.views import TerminalView
 
         return TerminalView()
-    return PlainView(config.every_s) if kind == "plain" else SilentView()
+    return PlainView(config.every_s, clock) if kind == "plain" else SilentView()
 
 
 def in_notebook() -> bool:
@@ -67,8 +69,9 @@ class SilentView:
 class PlainView:
     """Prints log lines: one for each phase, and one every few seconds of training."""
 
-    def __init__(self, every_s: float) -> None:
+    def __init__(self, every_s: float, clock: Callable[[], float] = time.time) -> None:
         self._every_s = every_s
+        self._clock = clock
         self._next = 0.0
         self._phase = ""
 
@@ -82,7 +85,7 @@ class PlainView:
         self.log(progress_line(status))
 
     def log(self, line: str) -> None:
-        shown = f"{time.strftime('%H:%M:%S')} {plain_line(line)}"
+        shown = f"{time.strftime('%H:%M:%S', time.localtime(self._clock()))} {plain_line(line)}"
         print(encodable(shown, sys.stdout.encoding), flush=True)
 
     def close(self) -> None:
@@ -146,7 +149,7 @@ def drawn(status: RunStatus) -> dict[str, str]:
 
 
 class TerminalView:
-    """Redraws a rich live display below the lasting log lines."""
+    """Redraws a rich live display below the lasting log lines: with each update, and every second between them."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console()
@@ -154,9 +157,9 @@ class TerminalView:
 
     def update(self, status: RunStatus) -> None:
         if self._live is None:
-            self._live = Live(console=self._console, auto_refresh=False, transient=True)
+            self._live = Live(console=self._console, refresh_per_second=1, transient=True)
             self._live.start()
-        self._live.update(Screen(status), refresh=True)
+        self._live.update(Screen(status, time.monotonic), refresh=True)
 
     def log(self, line: str) -> None:
         (self._live.console if self._live is not None else self._console).print(Text(plain_line(line)))

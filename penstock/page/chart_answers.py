@@ -4,8 +4,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from penstock.observe.reading.run_reading import RunReading
-from penstock.observe.reading.step_table import Axis
+from penstock.observe.reading.step_table import Axis, Floats
 from penstock.page.query_values import Refused, chosen, whole
 
 X_AXES: tuple[Axis, ...] = ("step", "time", "tokens")
@@ -45,7 +47,23 @@ def last_step(run: RunReading) -> int:
 
 def list_metrics(run: RunReading) -> dict[str, Any]:
     values = run.steps.row(-1) if last_step(run) else {}
-    return {"last": last_step(run), "names": run.steps.names, "values": values}
+    return {"last": last_step(run), "names": run.steps.names, "values": values, "same": same_rewards(run)}
+
+
+def same_rewards(run: RunReading) -> dict[str, str]:
+    """Return the rewards whose curve is that of another, with the other's name: with one function of weight 1,
+    `reward_mean` and the function's own mean are `reward`."""
+    kept, same = dict[str, Floats](), dict[str, str]()
+    for name in run.steps.names:
+        if name.startswith("reward"):
+            column = run.steps.column(name)
+            equal = (one for one, other in kept.items() if np.allclose(column, other, equal_nan=True))
+            twin = next(equal, None)
+            if twin is None:
+                kept[name] = column
+            else:
+                same[name] = twin
+    return same
 
 
 def new_rows(run: RunReading, since: int) -> dict[str, Any] | None:

@@ -16,6 +16,7 @@ from penstock.observe.reading.run_reading import RunReading
 from penstock.observe.reading.run_warnings import warnings_of
 from penstock.observe.reading.sample_table import Rows
 from penstock.observe.reading.token_trace import TokenTrace
+from penstock.observe.run_state import RECENT_STEPS
 
 TRAINED = (
     ("model", "model.name"),
@@ -88,15 +89,15 @@ def _facts(run: RunReading) -> list[tuple[str, str]]:
     facts = [
         ("steps", f"{status.step:,}"),
         ("samples trained", f"{status.samples:,}"),
-        ("tokens generated", f"{cost.tokens:,.0f}"),
-        ("training reward", "–" if status.reward is None else f"{status.reward:.3f}"),
+        ("tokens while training", f"{cost.tokens_training:,.0f}"),
+        (f"reward, last {RECENT_STEPS} steps", "–" if status.reward is None else f"{status.reward:.3f}"),
         ("groups dropped", f"{sum(status.drops.values()):,}"),
         ("staleness, max", f"{status.staleness_max:.0f}"),
     ]
     if cost.num_gpus:
         facts += [
             ("GPU-hours", f"{cost.gpu_hours:.2f}"),
-            ("tokens per GPU-hour", f"{cost.tokens_per_gpu_hour or 0:,.0f}"),
+            ("all tokens per GPU-hour", f"{cost.tokens_per_gpu_hour or 0:,.0f}"),
         ]
     if cost.price is not None:
         facts.append(("cost", f"{cost.price:,.2f}"))

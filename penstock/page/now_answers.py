@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from penstock.observe.reading.run_reading import RunReading
+from penstock.observe.run_state import RECENT_STEPS
 from penstock.page.chart_answers import last_step
 
 SHOWN_LINES = 200
@@ -15,7 +16,7 @@ MAX_POINTS = 600
 
 def show_now(run: RunReading) -> dict[str, Any]:
     """Return what the terminal shows, with the run's folder, times and counts."""
-    status = msgspec.to_builtins(run.status())
+    status = run.status()
     return {
         "name": run.name,
         "folder": str(run.folder),
@@ -29,7 +30,8 @@ def show_now(run: RunReading) -> dict[str, Any]:
         "drops": len(run.drops),
         "trained_groups": len(run.step_of_group),
         "evaluations": [[one.step, one.reward] for one in run.evaluations],
-        "status": status,
+        "reward_steps": min(RECENT_STEPS, len(status.rewards)),
+        "status": msgspec.to_builtins(status),
     }
 
 
@@ -47,7 +49,12 @@ def show_lines(run: RunReading) -> dict[str, Any]:
 
 def show_time(run: RunReading) -> dict[str, Any]:
     sheet = [
-        {"process": one.process, "total_s": one.total_s, "parts": list(one.parts.items())}
+        {
+            "process": one.process,
+            "total_s": one.total_s,
+            "parts": list(one.parts.items()),
+            "sums": list(one.sums.items()),
+        }
         for one in run.time_sheet()
     ]
     return {"processes": sheet, "cost": msgspec.to_builtins(run.cost())}

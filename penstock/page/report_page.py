@@ -17,7 +17,7 @@ from typing import Any, get_args
 import numpy as np
 
 from penstock import __version__
-from penstock.observe.plain_text import plain_line, without_middle
+from penstock.observe.plain_text import plain_line, without_middle, without_middles
 from penstock.observe.reading.run_reading import RunReading
 from penstock.observe.reading.step_table import Axis
 from penstock.page.age_answers import show_ages
@@ -180,4 +180,9 @@ def _rows(run: RunReading, first: Iterable[int]) -> list[int]:
 
 def _described(run: RunReading, row: int) -> dict[str, Any]:
     sample = describe(run, row)
-    return sample | {name: without_middle(sample[name], MAX_TEXT) for name in ("prompt", "answer")}
+    parts = sample["transcript"]
+    texts = without_middles([part["text"] for part in parts], MAX_TEXT)
+    return sample | {
+        **{name: without_middle(sample[name], MAX_TEXT) for name in ("prompt", "answer")},
+        "transcript": [part | {"text": text} for part, text in zip(parts, texts, strict=True)],
+    }

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.observe.events import SampleEvent
+from penstock.observe.events import CONTEXT, SampleEvent
 from penstock.observe.reading.run_reading import RunReading
 from penstock.page.query_values import Refused, chosen, optional_whole, span_of, whole
 
@@ -94,7 +94,15 @@ def describe(run: RunReading, row: int, *, shorten: bool = False) -> dict[str, A
 def _texts(event: SampleEvent, shorten: bool) -> dict[str, Any]:
     kept = event.text_kept
     if not shorten:
-        return {"prompt": event.prompt, "answer": event.answer, "text_kept": kept}
+        transcript = [
+            {"label": one.label, "is_read": one.role == CONTEXT, "text": one.text} for one in event.turns
+        ]
+        return {
+            "prompt": event.prompt,
+            "answer": event.answer,
+            "transcript": transcript,
+            "text_kept": kept,
+        }
     return {"prompt": event.prompt[-SHOWN_PROMPT:], "answer": event.answer[:SHOWN_ANSWER], "text_kept": kept}
 
 

@@ -30,7 +30,8 @@ class SimulationConfig(Section):
     score_s: float = Field(default=0.1, ge=0)
     """Seconds to score an episode."""
     sync_s: float = Field(default=1.0, ge=0)
-    """Seconds until new weights have reached an engine."""
+    """Seconds in which an engine copies new weights: while it generates, where the transport stages them,
+    otherwise while it stands still."""
     engines_per_node: int = Field(default=8, ge=1)
     """Engines on a node, which die together."""
     node_life_h: float = Field(default=0.0, ge=0)

@@ -1,7 +1,9 @@
 """Simulates an engine that wakes once an answer, not once a token, so that a thousand of them are quick to run.
 
 A token's version is that of the weights served at the moment at which it would have been sampled, as with a
-real engine. When a node dies, its engines stop at once; their callers get an error once the death is noticed.
+real engine. Weights that are read in place are copied while the engine stands still; others are staged while it
+generates, and then loaded in no time. When a node dies, its engines stop at once; their callers get an error
+once the death is noticed.
 """
 
 import asyncio
@@ -12,6 +14,9 @@ import numpy as np
 
 from penstock.errors import ChannelClosed
 from penstock.records import Chunk, EngineReport, GenerateRequest, Interrupt, UpdateReceipt, WeightUpdate
+
+RESOLUTION_S = 1e-6
+"""Work that is shorter is done: the loop's clock may not show it."""
 
 
 class FluidEngine:
@@ -33,14 +38,16 @@ class FluidEngine:
         self._sync_s = sync_s
         self._places = asyncio.Semaphore(batch)
         self._served: list[tuple[float, int]] = []
-        """(time, version) of each update, oldest first."""
+        """(time, version) of each update, oldest first, by the clock of `_worked_s`."""
         self._staged = -1
+        self._stands_since: float | None = None
+        self._stood_before_s = 0.0
+        self._stands_no_more = asyncio.Event()
         self._stopped_at: float | None = None
         self._noticed = asyncio.Event()
         self._num_running = 0
         self._busy_since = 0.0
-        self.busy_s = 0.0
-        """Seconds with at least one sequence under way."""
+        self._was_busy_s = 0.0
         self.tokens = 0
 
     def stop(self) -> None:
@@ -56,9 +63,8 @@ class FluidEngine:
             self._begin()
             try:
                 count = max(1, min(self._num_tokens(), request.sampling.max_tokens) - request.num_resumed)
-                start, each_s = asyncio.get_running_loop().time(), self._token_s()
-                is_gone = await self._sleep(count * each_s)
-                if is_gone:
+                start, each_s = self._worked_s(), self._token_s()
+                if await self._work(count * each_s):
                     raise ChannelClosed(f"{self.name}: its node is gone")
                 self.tokens += count
                 yield Chunk(
@@ -69,6 +75,32 @@ class FluidEngine:
                 )
             finally:
                 self._end()
+
+    @property
+    def stood_s(self) -> float:
+        """Return the seconds in which it stood still for new weights."""
+        since = self._stands_since
+        return self._stood_before_s + (0.0 if since is None else asyncio.get_running_loop().time() - since)
+
+    @property
+    def busy_s(self) -> float:
+        """Return the seconds with at least one sequence under way, without those in which it stood still."""
+        return self._was_busy_s + (self._worked_s() - self._busy_since if self._num_running else 0.0)
+
+    def _worked_s(self) -> float:
+        """Return the time by a clock that stands still with the engine."""
+        now = asyncio.get_running_loop().time()
+        return min(now, self._stopped_at or now) - self.stood_s
+
+    async def _work(self, seconds: float) -> bool:
+        """Sleep for as long as the engine does not stand still, and return whether it has died."""
+        until = self._worked_s() + seconds
+        while (left := until - self._worked_s()) > RESOLUTION_S:
+            if await self._sleep(left):
+                return True
+            while self._stands_since is not None:
+                await self._stands_no_more.wait()
+        return False
 
     async def _sleep(self, seconds: float) -> bool:
         """Sleep, and return whether the engine has died; if so, only once the death is noticed."""
@@ -94,14 +126,13 @@ class FluidEngine:
 
     def _begin(self) -> None:
         if self._num_running == 0:
-            self._busy_since = asyncio.get_running_loop().time()
+            self._busy_since = self._worked_s()
         self._num_running += 1
 
     def _end(self) -> None:
         self._num_running -= 1
         if self._num_running == 0:
-            end = asyncio.get_running_loop().time()
-            self.busy_s += max(0.0, min(end, self._stopped_at or end) - self._busy_since)
+            self._was_busy_s += max(0.0, self._worked_s() - self._busy_since)
 
     async def stage(self, update: WeightUpdate) -> None:
         if await self._sleep(self._sync_s):
@@ -109,13 +140,26 @@ class FluidEngine:
         self._staged = update.version
 
     async def update(self, update: WeightUpdate, interrupt: Interrupt = "inflight") -> UpdateReceipt:
-        if self._staged != update.version:
+        stood_s = 0.0
+        if update.is_read_in_place:
+            stood_s = await self._stand_still(self._sync_s)
+        elif self._staged != update.version:
             await self.stage(update)
         if self._noticed.is_set():
             raise ChannelClosed(f"{self.name}: its node is gone")
-        self._served.append((asyncio.get_running_loop().time(), update.version))
+        self._served.append((self._worked_s(), update.version))
         del self._served[:-64]  # no answer outlasts so many updates
-        return UpdateReceipt(policy=update.policy, version=update.version, stall_s=0.0, verify_s=0.0)
+        return UpdateReceipt(policy=update.policy, version=update.version, stall_s=stood_s, verify_s=0.0)
+
+    async def _stand_still(self, seconds: float) -> float:
+        start = self._stands_since = asyncio.get_running_loop().time()
+        try:
+            await self._sleep(seconds)
+            return asyncio.get_running_loop().time() - start
+        finally:
+            self._stood_before_s, self._stands_since = self.stood_s, None
+            self._stands_no_more.set()
+            self._stands_no_more = asyncio.Event()
 
     async def report(self) -> EngineReport:
         version = self._served[-1][1] if self._served else -1

@@ -3,22 +3,26 @@
 import asyncio
 import time
 import zlib
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from penstock.engines.engine_pool import EnginePool
 from penstock.loop.controller import Controller
 from penstock.observe.event_stream import EventStream
-from penstock.observe.events import AnyEvent, Drop
+from penstock.observe.events import AnyEvent, Drop, Span, StepEvent
 from penstock.planner.config import SimulatedConfig
 from penstock.planner.fluid_engine import FluidEngine
 from penstock.planner.simulation import SimulatedScorer, SimulatedTokenizer, SimulatedTrainer
 from penstock.planner.virtual_time import run_in_virtual_time
-from penstock.records import Message, StepPlan, StepResult, Task
+from penstock.records import Message, Payload, StepPlan, StepResult, Task, WeightUpdate
 from penstock.run.assembly import Parts, build_controller
+from penstock.run.controller_events import ADMISSION, GENERATION, SCORING
+from penstock.sync.transports import choose_transport, transport_of
 
 
 @dataclass(slots=True)
@@ -44,12 +48,38 @@ class Ages:
         return max(self.counts, default=0)
 
 
-class SimulatedRank(SimulatedTrainer):
-    """Records the ages of a plan's tokens instead of keeping the plan."""
+def travel_of(config: SimulatedConfig) -> dict[str, Any]:
+    """Return the fields of an update that say how the run's transport brings it to the engines: fetched while they
+    generate, sent to all of them, or read in place."""
+    sync, name = config.sync, config.sync.transport
+    if name == "auto":
+        are_apart = config.engine.num_first > config.simulation.engines_per_node
+        name, _ = choose_transport(
+            share_a_gpu=False,
+            are_apart=are_apart or config.launcher.reaches_other_machines,
+            folder=sync.folder,
+            interface=sync.interface,
+        )
+    transport = transport_of(name)
+    num_fetched = int(transport.staged_bytes(1, sync.selection) > 0)
+    return {
+        "transport": name,
+        "buckets": ("simulated",) * num_fetched,
+        "payloads": (Payload(num_bytes=0),) * num_fetched,
+        "sends": transport.uses_nccl,
+    }
 
-    def __init__(self, ages: Ages, **durations: Any) -> None:
+
+class SimulatedRank(SimulatedTrainer):
+    """Records the ages of a plan's tokens instead of keeping the plan. Its updates have the fields of `travel`."""
+
+    def __init__(self, ages: Ages, travel: dict[str, Any], **durations: Any) -> None:
         super().__init__(**durations)
         self._ages = ages
+        self._travel = travel
+
+    async def publish(self, version: int, *, full: bool = False) -> WeightUpdate:
+        return msgspec.structs.replace(await super().publish(version, full=full), **self._travel)
 
     async def step(self, plan: StepPlan) -> StepResult:
         result = await super().step(plan)
@@ -85,15 +115,47 @@ class PromptTokenizer(SimulatedTokenizer):
         return [1 + zlib.crc32(str(prompt).encode()) % (2**31 - 2), 1]
 
 
-class Drops:
-    """Counts drops, as a `penstock.observe.event_stream.Reader`."""
+class Findings:
+    """Counts drops and what steps wait for, as a `penstock.observe.event_stream.Reader`."""
 
-    def __init__(self) -> None:
-        self.counts: Counter[str] = Counter()
+    def __init__(self, engine_seconds: Callable[[], tuple[float, float]]) -> None:
+        """`engine_seconds` returns for how long a mean engine was busy so far, and for how long it stood still."""
+        self.drops: Counter[str] = Counter()
+        self._limits_s: defaultdict[str, float] = defaultdict(float)
+        self._engine_seconds = engine_seconds
+        self._before = engine_seconds()
+
+    @property
+    def limits(self) -> dict[str, float]:
+        """Return for each stage in which share of the time the next step waited for it, the largest first."""
+        largest = sorted(self._limits_s.items(), key=lambda limit: -limit[1])
+        return {stage: took_s / sum(self._limits_s.values()) for stage, took_s in largest}
 
     def on(self, event: AnyEvent) -> None:
-        if isinstance(event, Drop):
-            self.counts[event.reason] += 1
+        match event:
+            case Drop():
+                self.drops[event.reason] += 1
+            case Span(name="wait for groups"):
+                self._on_wait(event)
+            case StepEvent():
+                self._limits_s["trainer"] += event.took_s
+                self._before = self._engine_seconds()
+
+    def _on_wait(self, wait: Span) -> None:
+        """Split a wait of the trainer, which began where the last step ended. Engines without a sequence limit
+        nothing: the bound admits no more groups, and what is generated meanwhile are the slowest answers."""
+        if wait.time <= wait.start:
+            return
+        waits = {cause: float(wait.attributes.get(cause, 0.0)) for cause in (ADMISSION, GENERATION, SCORING)}
+        share = waits[GENERATION] / (wait.time - wait.start)
+        busy_s, stood_s = (
+            share * (now - before) for now, before in zip(self._engine_seconds(), self._before, strict=True)
+        )
+        self._limits_s["engines"] += busy_s
+        self._limits_s["admission"] += max(0.0, waits[GENERATION] - busy_s - stood_s)
+        self._limits_s["scoring"] += waits[SCORING]
+        # While a step waits, only new weights admit another group.
+        self._limits_s["weight sync"] += stood_s + waits[ADMISSION]
 
     def close(self) -> None:
         pass
@@ -109,10 +171,14 @@ class Outcome:
     trainer_busy: float
     """Share of the time in which the busiest rank computes."""
     engine_busy: float
-    """Share of the engines' time with at least one sequence."""
+    """Share of the engines' time with at least one sequence, standing still for weights apart."""
     tokens_per_s: float
     staleness_mean: float
     staleness_max: int
+    transport: str
+    """The transport that was simulated."""
+    limits: dict[str, float]
+    """In which share of the time a step waited for each stage; the largest comes first."""
     node_deaths: int
     dropped: dict[str, int]
     controller_us_per_group: float
@@ -132,7 +198,7 @@ class SimulatedCluster:
         names = [f"engine{number}" for number in range(count)]
         self.nodes = [names[first : first + per_node] for first in range(0, count, per_node)]
         self._present = {name: self._engine(name) for name in names}
-        self.pool = EnginePool(self._present, replaces=True)
+        self.pool = EnginePool(self._present, replaces=True, load_share=config.sync.load_share)
 
     def _engine(self, name: str) -> FluidEngine:
         section, rng = self._config.simulation, self._rng
@@ -150,6 +216,12 @@ class SimulatedCluster:
         )
         self.engines.append(engine)
         return engine
+
+    def engine_seconds(self) -> tuple[float, float]:
+        """Return for how long a mean engine was busy so far, and for how long it stood still."""
+        count = self._config.engine.num_first
+        busy_s = sum(engine.busy_s for engine in self.engines)
+        return busy_s / count, sum(engine.stood_s for engine in self.engines) / count
 
     async def lose_nodes(self, controller: Controller) -> None:
         """Kill nodes at random, one by one, and replace them."""
@@ -184,20 +256,20 @@ class SimulatedCluster:
 def simulate(config: SimulatedConfig) -> Outcome:
     """Simulate a whole run. The outcome is deterministic but for the measured CPU time."""
     rng = np.random.default_rng(config.run.seed)
-    section, ages, drops = config.simulation, Ages(), Drops()
+    section, ages, travel = config.simulation, Ages(), travel_of(config)
     ranks = [
         SimulatedRank(
             ages,
+            travel,
             step_s=lambda: section.step_s * rng.lognormal(sigma=section.step_spread),
             publish_s=lambda: 0.0,
         )
         for _ in range(section.ranks)
     ]
 
-    async def main() -> tuple[SimulatedCluster, float, float]:
+    async def main() -> tuple[SimulatedCluster, Findings, float, float, float]:
         loop = asyncio.get_running_loop()
         stream = EventStream(loop, defer=loop.call_soon)
-        stream.subscribe("drops", drops)
         cluster = SimulatedCluster(config, rng)
         parts = Parts(
             engines=cluster.pool,
@@ -210,6 +282,8 @@ def simulate(config: SimulatedConfig) -> Outcome:
         )
         controller = build_controller(config, parts, events=stream)
         await controller.start()
+        findings = Findings(cluster.engine_seconds)
+        stream.subscribe("findings", findings)
         began, cpu = loop.time(), time.process_time()
         dying = asyncio.ensure_future(cluster.lose_nodes(controller))
         await controller.run()
@@ -217,23 +291,25 @@ def simulate(config: SimulatedConfig) -> Outcome:
         dying.cancel()
         await asyncio.gather(dying, return_exceptions=True)
         stream.close()
-        return cluster, loop.time() - began, cpu_s
+        busy_s, _ = cluster.engine_seconds()
+        return cluster, findings, busy_s, loop.time() - began, cpu_s
 
-    cluster, took_s, cpu_s = run_in_virtual_time(main())
+    cluster, findings, busy_s, took_s, cpu_s = run_in_virtual_time(main())
     groups = config.run.steps * config.rollout.groups_per_step
-    count = config.engine.num_first
     return Outcome(
-        engines=count,
+        engines=config.engine.num_first,
         ranks=section.ranks,
         steps=config.run.steps,
         groups=groups,
         hours=took_s / 3600,
         trainer_busy=max(rank.busy_s for rank in ranks) / took_s,
-        engine_busy=sum(engine.busy_s for engine in cluster.engines) / (count * took_s),
+        engine_busy=busy_s / took_s,
         tokens_per_s=sum(engine.tokens for engine in cluster.engines) / took_s,
         staleness_mean=ages.mean,
         staleness_max=ages.max,
+        transport=travel["transport"],
+        limits=findings.limits,
         node_deaths=cluster.node_deaths,
-        dropped=dict(drops.counts),
+        dropped=dict(findings.drops),
         controller_us_per_group=cpu_s / groups * 1e6,
     )

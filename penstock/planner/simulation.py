@@ -168,5 +168,6 @@ class SimulatedTokenizer:
     def encode_reply(self, messages: tuple[Message, ...], *, after: int | None) -> list[int]:
         return [9] * len(messages)
 
-    def decode(self, token_ids: list[int]) -> str:
-        return " ".join(str(token) for token in token_ids)
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool = True) -> str:
+        hidden = self.stop_token_ids if skip_special_tokens else ()
+        return " ".join(str(token) for token in token_ids if token not in hidden)

@@ -241,8 +241,8 @@ class Tokenizer(Protocol):
         """Encode what the chat template puts between an answer, whose last token is `after`, and the next
         answer."""
 
-    def decode(self, token_ids: list[int]) -> str:
-        """Decode tokens to text, without special tokens."""
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool = True) -> str:
+        """Decode tokens to text, with special tokens by name or without them."""
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:

@@ -14,6 +14,7 @@ import msgspec
 from penstock.blob_stores import MemoryBlobs
 from penstock.config.root import PenstockConfig
 from penstock.durability.checkpoints import Checkpoints
+from penstock.durability.durable_log import DurableGroupLog
 from penstock.engines.engine_pool import EnginePool
 from penstock.loop.activity import Activity
 from penstock.loop.adaptive import ClosedLoop, starting_bound
@@ -87,7 +88,8 @@ def build_controller(
         gate,
         log.attempts,
         advantages=partial(episode_advantages, config.algorithm),
-        decode=parts.tokenizer.decode,
+        decode=partial(parts.tokenizer.decode, skip_special_tokens=False),
+        has_journal=isinstance(parts.log, DurableGroupLog),
     )
     buffer = RolloutBuffer(gate, log=log, dropped=controller_events.dropped, give_back=parts.tasks.put_back)
     activity, group = Activity(log.attempts), group_of(parts.trainers)

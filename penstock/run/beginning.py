@@ -43,11 +43,8 @@ async def begin(prepared: Prepared, blobs: BlobStore, say: Callable[[str], None]
     )
     has_journal = config.run.journal and config.run.checkpoint_every > 0 and not config.run.deterministic
     reached = None if saved is None or not has_journal else saved.progress.step
-    if (aside := put_aside_other_history(prepared.folder / FOLDER, reached)) is not None:
-        say(
-            "the journal is of other steps than the checkpoint: it begins anew, and groups under way are generated "
-            f"again (the old one is {aside.name})"
-        )
+    if (why := put_aside_other_history(prepared.folder / FOLDER, reached)) is not None:
+        say(why)
     if not has_journal:
         if saved is not None:
             tasks.restore(saved.progress.tasks)

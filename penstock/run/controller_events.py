@@ -20,10 +20,10 @@ from penstock.loop.attempts import Attempt, Attempts
 from penstock.loop.edges import Delivered
 from penstock.loop.step_planner import TrainedStep
 from penstock.observe.event_stream import EventStream
-from penstock.observe.events import Drop, SampleEvent, StepEvent, TokensEvent, TokenTexts, UpdateEvent
-from penstock.observe.plain_text import without_middle
+from penstock.observe.events import Drop, StepEvent, TokensEvent, TokenTexts, UpdateEvent
 from penstock.observe.slots import Slots
-from penstock.records import DEFAULT_POLICY, NOT_SAMPLED, Episode, Group, Score, ScoredGroup
+from penstock.records import Group, Score, ScoredGroup
+from penstock.run.sample_events import sample_event, sampled_versions
 from penstock.run.step_answers import (
     PROCESS,
     TokenVocabulary,
@@ -32,10 +32,10 @@ from penstock.run.step_answers import (
     traced_tokens,
 )
 
-GENERATION, SCORING, ADMISSION, JOURNAL = "generation", "scoring", "admission", "journal"
-"""What a trainer waits for."""
-KEPT_TEXT, KEPT_TRACED_TEXT = 4000, 400_000
-"""Characters of a prompt or an answer that a sample keeps; more for the few whose tokens are reported."""
+GENERATION, SCORING, ADMISSION = "generation", "scoring", "admission"
+"""What a trainer waits for until its last group is scored."""
+JOURNAL, CONTROLLER = "journal", "controller"
+"""What it waits for then: the disk, or, without a journal, that the controller sends the step."""
 
 
 class ControllerEvents:
@@ -49,13 +49,16 @@ class ControllerEvents:
         *,
         advantages: Callable[[Sequence[ScoredGroup]], Sequence[Values] | None],
         decode: Callable[[list[int]], str],
+        has_journal: bool = False,
     ) -> None:
-        """`decode` returns the text of tokens."""
+        """`decode` returns the text of tokens, with special tokens by name."""
         self.recorder = stream.of(PROCESS)
         self._attempts = attempts.by_number
         attempts.watchers.append(self._follow)
+        self._decode = decode
         self._vocabulary = TokenVocabulary(decode)
         self._gate = gate
+        self._last_wait = JOURNAL if has_journal else CONTROLLER
         self._advantages = advantages
         self._slots = Slots()
         self._producing: dict[int, int] = {}
@@ -80,7 +83,8 @@ class ControllerEvents:
 
     def waited(self, start: float, taken: StepGroups) -> dict[str, float]:
         """Record that the trainer has waited for these groups since `start`. Return the seconds by cause."""
-        waits = waits_of([self._attempts[number] for number in taken.numbers], start, self.now())
+        attempts = [self._attempts[number] for number in taken.numbers]
+        waits = waits_of(attempts, start, self.now(), self._last_wait)
         self.recorder.span("train", "wait for groups", start, step=taken.step + 1, **waits)
         return waits
 
@@ -231,6 +235,7 @@ class ControllerEvents:
                     policy=self._gate.history.policy,
                     age_of=age_of,
                     traced=traced is not None and (group.number, episode.index) in traced,
+                    decode=self._decode,
                 )
             )
 
@@ -239,8 +244,9 @@ class ControllerEvents:
         return max(0, self._gate.step - self._gate.history.step_of(version))
 
 
-def waits_of(attempts: Sequence[Attempt], start: float, end: float) -> dict[str, float]:
-    """Split a wait for these groups by what the last of them to be scored was doing meanwhile."""
+def waits_of(attempts: Sequence[Attempt], start: float, end: float, last_wait: str) -> dict[str, float]:
+    """Split a wait for these groups by what the last of them to be scored was doing meanwhile. `last_wait` names
+    the time after it was scored."""
     if end <= start:
         return {}
     last = max(attempts, key=_last_s, default=None)
@@ -252,63 +258,10 @@ def waits_of(attempts: Sequence[Attempt], start: float, end: float) -> dict[str,
         *(min(end, max(start, time)) for time in (last.began_s, last.generated_s, scored)),
         end,
     ]
-    parts = zip((ADMISSION, GENERATION, SCORING, JOURNAL), bounds, bounds[1:], strict=False)
+    parts = zip((ADMISSION, GENERATION, SCORING, last_wait), bounds, bounds[1:], strict=False)
     return {cause: until - since for cause, since, until in parts if until > since}
 
 
 def _last_s(attempt: Attempt) -> float:
     """Return when the attempt was scored, or generated. Attempts of an earlier process count as first."""
     return attempt.scored_s or attempt.generated_s or 0.0
-
-
-def sample_event(
-    group: Group,
-    episode: Episode,
-    score: Score | None,
-    *,
-    time: float,
-    step: int | None,
-    drop: str | None,
-    advantage: float | None = None,
-    policy: str = DEFAULT_POLICY,
-    age_of: Callable[[int], int] | None = None,
-    traced: bool = False,
-) -> SampleEvent:
-    """Build the event of one episode. `policy` is the one whose versions and ages it reports."""
-    versions = sampled_versions((episode,), policy)
-    oldest = min(versions, default=None)
-    kept = KEPT_TRACED_TEXT if traced else KEPT_TEXT
-    prompt = group.task.prompt
-    if not isinstance(prompt, str):
-        prompt = "\n".join(f"{message.role}: {message.content}" for message in prompt)
-    return SampleEvent(
-        process=PROCESS,
-        time=time,
-        group=group.number,
-        episode=episode.index,
-        task_id=group.task.id,
-        step=step,
-        drop=drop,
-        failure=episode.failure,
-        message=without_middle(episode.message, KEPT_TEXT),
-        reward=None if score is None else score.value,
-        parts={} if score is None else score.parts,
-        advantage=advantage,
-        oldest_version=oldest,
-        newest_version=max(versions, default=None),
-        num_turns=len(episode.turns),
-        num_prompt_tokens=len(episode.turns[0].prompt_ids) if episode.turns else 0,
-        num_output_tokens=episode.num_output_tokens,
-        finish_reason=episode.turns[-1].finish_reason if episode.turns else "",
-        prompt=without_middle(prompt, kept),
-        answer=without_middle(episode.text, kept),
-        age=None if age_of is None or oldest is None else age_of(oldest),
-        traced=traced,
-    )
-
-
-def sampled_versions(episodes: Sequence[Episode], policy: str) -> tuple[int, ...]:
-    """Return the oldest and the newest version of every turn of this policy. Within a turn they only grow."""
-    arrays = [turn.versions for episode in episodes for turn in episode.turns if turn.policy == policy]
-    ends = [int(versions[end]) for versions in arrays if versions.size for end in (0, -1)]
-    return tuple(version for version in ends if version != NOT_SAMPLED)

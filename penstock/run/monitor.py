@@ -15,8 +15,9 @@ from penstock.errors import ChannelClosed
 from penstock.loop.controller import Controller
 from penstock.observe.event_stream import EventStream
 from penstock.observe.recorder import Recorder
-from penstock.observe.run_state import TRAINER, RunState
+from penstock.observe.run_state import RunState
 from penstock.observe.status import RunStatus
+from penstock.observe.time_sheet import TRAINER
 from penstock.records import EngineReport
 from penstock.records.interfaces import Engine
 from penstock.safe_files import open_private

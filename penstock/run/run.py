@@ -208,7 +208,12 @@ class Run:
         replaced."""
         config, prepared, beginning = self._config, self._prepared, opened.beginning
         resumes = config.sync.interrupt not in ONE_VERSION
-        engines = EnginePool({one.name: one.calls for one in workers.engines}, resumes=resumes, replaces=True)
+        engines = EnginePool(
+            {one.name: one.calls for one in workers.engines},
+            resumes=resumes,
+            replaces=True,
+            load_share=config.sync.load_share,
+        )
         care = PoolWatches(self._events, opened.collector, config.run.freeze_s)
         async with AsyncExitStack() as at_end:
             pools = self._start_pools(opened, engines, care, at_end)

@@ -5,7 +5,6 @@ empty file, or half of one, would be a config with default settings.
 """
 
 import fcntl
-import json
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -35,6 +34,7 @@ from penstock.durability.kept_checkpoints import (
 )
 from penstock.durability.run_facts import read_facts
 from penstock.errors import UserError
+from penstock.observe.writers.metrics_jsonl import put_aside_rows_past
 from penstock.processes.run_processes import wait_for_orphans
 from penstock.safe_files import open_private, write_private
 
@@ -42,8 +42,6 @@ FILE = "config.yaml"
 LAST_LINE = "# checksum: "
 LOCK = ".lock"
 METRICS = "metrics.jsonl"
-UNDONE = "metrics.undone.jsonl"
-"""Rows of steps that were trained after the checkpoint from which a run resumed."""
 FIXED = (
     "model.name",
     "model.lora",
@@ -201,24 +199,6 @@ def _choose(
     raise UserError(f"{folder} has no checkpoint {what}; it has checkpoints of steps: {known}")
 
 
-def put_aside_rows_past(folder: Path, step: int) -> None:
-    """Move the rows of steps after the checkpoint to `metrics.undone.jsonl`.
-
-    These steps are trained again, so `metrics.jsonl` has every step once. A line that was cut off is moved
-    too.
-    """
-    path = folder / METRICS
-    if not path.is_file():
-        return
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    kept = [line for line in lines if _step_of(line) <= step]
-    undone = [line for line in lines if _step_of(line) > step]
-    if undone:
-        with open_private(folder / UNDONE, "a") as file:
-            file.writelines(line + "\n" for line in undone)
-        write_private(path, "".join(line + "\n" for line in kept))
-
-
 def put_in_order(saved: SavedRun, config: PenstockConfig, say: Callable[[str], None]) -> None:
     """Keep in the folder of a resumed run what belongs to its checkpoint, and move away what came after."""
     for word in saved.words:
@@ -228,13 +208,5 @@ def put_in_order(saved: SavedRun, config: PenstockConfig, say: Callable[[str], N
         aside = ", ".join(map(str, later))
         say(f"going back to step {step}: checkpoints of steps {aside} are now in undone/")
     sweep_unfinished(saved.folder)
-    put_aside_rows_past(saved.folder, saved.rows_until)
+    put_aside_rows_past(saved.folder / METRICS, saved.rows_until)
     write_config(saved.folder, config)
-
-
-def _step_of(line: str) -> float:
-    """Return the step of a row; infinity where there is none."""
-    try:
-        return float(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):
-        return float("inf")

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from penstock.observe.run_state import TRAINER, RunState
+from penstock.observe.run_state import RunState
 from penstock.safe_files import write_private
 
 
@@ -16,8 +16,9 @@ from penstock.safe_files import write_private
 class Summary:
     """Holds the results of a run: `train` returns it, and it is `summary.json` in the run folder.
 
-    Idle is the share of the training phase in which a process was not busy (`penstock.observe.usage`); for
-    engines it is the mean.
+    Times are shares of the training phase, by `worked` (forward, backward, optimizer), `waited` (for groups; an
+    engine for requests) and `other` (packing, metrics, weight updates, checkpoints). The web page splits them
+    further.
     """
 
     name: str
@@ -38,10 +39,10 @@ class Summary:
     """Mean held-out reward after the last step."""
     train_reward_end: float | None
     """Mean training reward of the last steps."""
-    trainer_idle: float
-    """The share of the training phase in which the trainer was not busy."""
-    engine_idle: float
-    """The share of the training phase in which engines were not busy, as their mean."""
+    trainer_time: dict[str, float]
+    """Shares of time in which the trainer worked, waited and did other things."""
+    engine_time: dict[str, float]
+    """The same of the engines, as their mean."""
     tokens: int
     """Tokens generated in the training phase."""
     tokens_per_s: float
@@ -76,9 +77,10 @@ class Summary:
         rows += [
             ("steps, samples", f"{self.steps}, {self.samples:,}"),
             ("time, of it training", f"{self.wall_s:.1f} s, {self.training_s:.1f} s"),
-            ("generation", f"{self.tokens_per_s:,.0f} tok/s ({self.tokens:,} tokens)"),
+            ("generation while training", f"{self.tokens_per_s:,.0f} tok/s ({self.tokens:,} tokens)"),
             ("staleness per token", f"mean {self.staleness_mean:.2f}, max {self.staleness_max:.0f}"),
-            ("idle", f"trainer {self.trainer_idle:.0%}, engines {self.engine_idle:.0%}"),
+            ("trainer", _times(self.trainer_time)),
+            ("engines", _times(self.engine_time)),
             ("stalled by a weight update", f"median {stall:.1f} ms, max {longest:.1f} ms"),
             ("dropped groups", _counts(self.drops) or "none"),
         ]
@@ -112,16 +114,19 @@ class Summary:
         write_private(folder / "summary.json", json.dumps(plain, indent=2, allow_nan=False) + "\n")
 
 
+def _times(shares: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {share:.0%}" for name, share in shares.items())
+
+
 def _counts(by_reason: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {reason}" for reason, count in sorted(by_reason.items()))
 
 
 def summarise(state: RunState) -> Summary:
     """Compute the summary from the run's events alone."""
-    training_s = max(1e-9, state.training_s)
-    engines = state.engines
-    tokens = sum(engine.tokens_training for engine in engines)
-    engine_busy_s = sum(engine.busy_training_s for engine in engines) / max(1, len(engines))
+    training_s = max(1e-9, state.time_sheet.training_s)
+    tokens = sum(engine.tokens_training for engine in state.engines)
+    trainer, engines = state.time_sheet.sums()
     stalls = state.stalls or [0.0]
     heldout = [reward for _, reward in state.heldout]
     failed = state.failed_checkpoints
@@ -135,8 +140,8 @@ def summarise(state: RunState) -> Summary:
         heldout_reward_start=heldout[0] if heldout else None,
         heldout_reward_end=heldout[-1] if len(heldout) > 1 else None,
         train_reward_end=state.recent_reward,
-        trainer_idle=max(0.0, 1 - state.processes[TRAINER].busy_training_s / training_s),
-        engine_idle=max(0.0, 1 - engine_busy_s / training_s),
+        trainer_time=trainer,
+        engine_time=engines,
         tokens=int(tokens),
         tokens_per_s=tokens / training_s,
         staleness_mean=state.staleness_sum / max(1, state.num_steps),

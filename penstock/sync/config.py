@@ -46,6 +46,9 @@ class SyncConfig(Section):
     answers end first while new requests wait; `abort_resume` ends answers and continues them from their
     prefixes; `abort_retry` discards them and starts over. An engine that lacks one refuses it at the start.
     """
+    load_share: float = Field(default=0.25, gt=0, le=1)
+    """Share of the engines that load new weights at once and stand still meanwhile. It is rounded up, but never
+    all of several engines load at once, so that the others generate."""
     slots: int = Field(default=2, ge=1)
     """Snapshots that may exist at once. With 2 or more the trainer never waits for engines: one is being sent,
     and a newer snapshot replaces one that has not been sent."""

@@ -1,7 +1,11 @@
 import subprocess
 import sys
 
+import pytest
+
 from penstock.algorithms.catalogue import describe
+
+pytestmark = pytest.mark.processes
 
 
 def test_every_entry_has_a_line_a_formula_and_a_source():

@@ -3,7 +3,7 @@
 from penstock.run.summary import Summary
 
 
-def make_summary(*, steps: int = 10, training_s: float = 5.0, trainer_idle: float = 0.5) -> Summary:
+def make_summary(*, steps: int = 10, training_s: float = 5.0, trainer_worked: float = 0.5) -> Summary:
     return Summary(
         name="run",
         folder="run",
@@ -14,8 +14,12 @@ def make_summary(*, steps: int = 10, training_s: float = 5.0, trainer_idle: floa
         heldout_reward_start=None,
         heldout_reward_end=None,
         train_reward_end=0.75,
-        trainer_idle=trainer_idle,
-        engine_idle=0.25,
+        trainer_time={
+            "worked": trainer_worked,
+            "waited": 0.5 * (1 - trainer_worked),
+            "other": 0.5 * (1 - trainer_worked),
+        },
+        engine_time={"worked": 0.75, "waited": 0.125, "other": 0.125},
         tokens=1000 * steps,
         tokens_per_s=1000 * steps / training_s,
         staleness_mean=1.0,

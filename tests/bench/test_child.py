@@ -3,6 +3,8 @@ import pytest
 from penstock.bench import child
 from penstock.bench.child import Child, ChildDied
 
+pytestmark = pytest.mark.processes
+
 
 def test_a_process_that_ends_or_never_answers_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     gone = Child("first", "penstock.nowhere", [])

@@ -8,6 +8,8 @@ import pytest
 from penstock.bench.controller_cost import CpuView, run
 from penstock.observe.status import RunStatus
 
+pytestmark = pytest.mark.processes
+
 
 def test_only_cpu_time_of_the_training_phase_counts() -> None:
     clock = iter([10.0, 12.5, 20.0, 21.0])

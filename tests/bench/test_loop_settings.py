@@ -89,7 +89,7 @@ def test_settings_that_wait_do_so_in_both_arms(monkeypatch: pytest.MonkeyPatch) 
     report, _ = compared(SLOW_TENTH, training, monkeypatch)
     assert [(steps, bound) for steps, bound, _ in training.calls] == [(16, 0), (16, 4)]
     assert all(environment is not None for _, _, environment in training.calls)
-    assert report.data["headline"]["slow_tenth_trainer_idle"] == 0.5
+    assert report.data["headline"]["slow_tenth_trainer_waited"] == 0.25
     assert report.data["slow_tenth"]["asynchronous"]["answer_median_s"] == 2.0
 
 

@@ -17,6 +17,8 @@ from penstock.engines.config import EngineConfig
 from penstock.errors import PenstockError
 from penstock.serve.serving import ServeSettings, open_engine, served
 
+pytestmark = pytest.mark.processes
+
 
 def test_it_measures_both_ways_and_says_what_http_costs(tmp_path: Path) -> None:
     out = io.StringIO()

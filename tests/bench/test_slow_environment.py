@@ -37,7 +37,7 @@ def test_only_training_episodes_wait(label: str, waited_s: float) -> None:
 
 
 def test_the_trainers_own_time_leaves_out_what_it_waited() -> None:
-    assert measured_step_s(make_summary(steps=10, training_s=5.0, trainer_idle=0.8)) == pytest.approx(0.1)
+    assert measured_step_s(make_summary(steps=10, training_s=5.0, trainer_worked=0.2)) == pytest.approx(0.1)
 
 
 def test_answer_times_are_the_median_and_the_slowest_tenth() -> None:

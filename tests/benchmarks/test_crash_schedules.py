@@ -2,12 +2,15 @@
 
 import io
 
+import pytest
 from rich.console import Console
 
 from benchmarks import crash_schedules
 from benchmarks.crash_schedules import Played, play, run, summed
 from benchmarks.crashes.crash_world import CrashWorld
 from penstock.bench.saved_report import SavedReport
+
+pytestmark = pytest.mark.processes
 
 
 def test_schedules_are_played_and_audited() -> None:

@@ -9,6 +9,8 @@ from benchmarks import engine_vllm
 from tests.bench.test_engine_cpu import SHAPE
 from tests.engines.vllm.fake_program import fake_vllm
 
+pytestmark = pytest.mark.processes
+
 
 def test_both_answer_the_same_requests(tmp_path: Path) -> None:
     out = io.StringIO()

@@ -19,8 +19,8 @@ def arm(episodes_per_s: float, cpu: float) -> Arm:
     return {
         "episodes_per_s": episodes_per_s,
         "controller_us_per_episode": cpu,
-        "trainer_idle": 0.5,
-        "engine_idle": 0.02,
+        "trainer_waited": 0.5,
+        "engine_worked": 0.98,
     }
 
 
@@ -32,7 +32,7 @@ def test_the_median_of_the_ratios_of_pairs_counts() -> None:
     assert result["controller_us_per_episode_more"] == 30
     assert sentence(result) == (
         "3 pairs: throughput with the journal 0.980 of without (quartiles 0.940 and 1.115), 30 µs of CPU more an "
-        "episode in the controller; idle: trainer 50%, engines 2%"
+        "episode in the controller; the trainer waited 50% of the time, engines worked 98%"
     )
     assert compared(measured[:1])["ratio_quartiles"] == [0.98, 0.98]
 
@@ -43,7 +43,13 @@ def test_both_arms_have_answers_under_way_to_keep(monkeypatch: pytest.MonkeyPatc
 
     def train(setting: Setting, *rest: Any, more: dict[str, Any], view: CpuView) -> Any:
         given.append(more)
-        return SimpleNamespace(samples=9, training_s=1.0, tokens_per_s=1.0, trainer_idle=0.0, engine_idle=0.0)
+        return SimpleNamespace(
+            samples=9,
+            training_s=1.0,
+            tokens_per_s=1.0,
+            trainer_time={"waited": 0.0},
+            engine_time={"worked": 0.0},
+        )
 
     monkeypatch.setattr(journal_cost, "train", train)
     monkeypatch.setattr(journal_cost, "ensure_builtin_model", lambda *rest, **options: Path())

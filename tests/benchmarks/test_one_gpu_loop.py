@@ -22,7 +22,9 @@ def spec(group: int, index: int) -> EpisodeSpec:
     return EpisodeSpec(group=group, index=index, task=task, sampling=SamplingParams())
 
 
-def test_both_arms_train_the_same_tokens_and_report_their_idle_shares(tmp_path: Path) -> None:
+@pytest.mark.processes
+@pytest.mark.full
+def test_both_arms_train_the_same_tokens_and_report_their_shares_of_time(tmp_path: Path) -> None:
     work = dataclasses.replace(
         work_of("tiny", on_gpu=False), steps=2, groups=2, median_tokens=6, max_tokens=24
     )
@@ -35,12 +37,12 @@ def test_both_arms_train_the_same_tokens_and_report_their_idle_shares(tmp_path: 
         assert data[arm]["steps"] == 2
         assert data[arm]["answer_tokens_mean"] == pytest.approx(np.mean(lengths))
         assert data[arm]["trained_tokens_per_s"] > 0
-        assert 0 <= data[arm]["trainer_idle"] <= 1 and 0 <= data[arm]["engine_idle"] <= 1
+        assert 0 <= data[arm]["trainer_waited"] <= 1 and 0 <= data[arm]["engine_worked"] <= 1
     assert data["synchronous"]["staleness_max"] == 0
     speedup = data["asynchronous"]["steps_per_s"] / data["synchronous"]["steps_per_s"]
     assert data["headline"]["shape_speedup"] == pytest.approx(speedup)
-    assert data["headline"]["shape_trainer_idle"] == data["asynchronous"]["trainer_idle"]
-    assert data["headline"]["shape_engine_idle"] == data["asynchronous"]["engine_idle"]
+    assert data["headline"]["shape_trainer_waited"] == data["asynchronous"]["trainer_waited"]
+    assert data["headline"]["shape_engine_worked"] == data["asynchronous"]["engine_worked"]
 
 
 def test_lengths_are_long_tailed_and_belong_to_the_episode() -> None:

@@ -20,6 +20,8 @@ from penstock.bench.child import ChildDied
 from penstock.processes.launchers.mps import Mps
 from tests.processes.launchers.fake_mps import FakeMps
 
+pytestmark = pytest.mark.processes
+
 
 def arm(generation: float, training: float) -> dict[str, Any]:
     return {"generation_share": generation, "training_share": training, "sum": generation + training}
@@ -57,6 +59,7 @@ def test_settings_become_environments() -> None:
     assert both["trainer"]["CUDA_MPS_CLIENT_PRIORITY"] == "1"
 
 
+@pytest.mark.full
 def test_two_processes_work_alone_together_and_under_a_daemon(tmp_path: Path) -> None:
     fake = FakeMps(tmp_path)
     report = run(on_cpu(), settings=(Setting(),), settle_s=0.05, measure_s=0.2, environ=fake.environ)
@@ -76,6 +79,7 @@ def test_a_process_that_dies_is_an_error_and_the_other_is_stopped() -> None:
     assert pair.processes == {}
 
 
+@pytest.mark.full
 def test_an_arm_that_fails_leaves_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients of a daemon that is not what it seems: here, one that takes their Python away."""
     monkeypatch.setattr(Mps, "environment", lambda self, **limits: {"PYTHONHOME": "/nowhere"})

@@ -1,4 +1,4 @@
-"""The page in a real browser: only with `--chromium`, as `make test-browser` gives it."""
+"""The page in a real browser: only with `--chromium`, as `make live-browser` gives it."""
 
 import asyncio
 import threading
@@ -17,7 +17,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if config.getoption("--chromium") is None:
         for item in items:
             if HERE in Path(item.path).parents:
-                item.add_marker(pytest.mark.skip(reason="needs a browser: make test-browser"))
+                item.add_marker(pytest.mark.skip(reason="needs a browser: make live-browser"))
 
 
 @pytest.fixture(scope="session")

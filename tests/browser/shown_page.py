@@ -21,7 +21,7 @@ READY = "document.querySelector('#view .view[data-ready]')"
 async def shown(
     browser: int, runs: Sequence[Any] = (), *, width: int = 1280, height: int = 900, dark: bool = False
 ) -> AsyncIterator[Page]:
-    """The samples are in sight, and everything that the page complained of is in `page.console`."""
+    """The view Now is in sight, and everything that the page complained of is in `page.console`."""
     async with served_tab(browser, runs or [FakeRun()], width=width, height=height, dark=dark) as (
         page,
         listening,

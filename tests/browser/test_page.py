@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 from urllib.parse import quote_plus
 
+import msgspec
 import pytest
 
 from benchmarks.chromium import Page
@@ -12,9 +13,9 @@ from tests.browser.shown_page import TOKEN, go, says, shown, words
 from tests.page.fake_run import FakeRun
 
 VIEWS = (
+    "now",
     "samples",
     "tokens",
-    "now",
     "time",
     "staleness",
     "drops",
@@ -51,6 +52,7 @@ def look(
     return asyncio.run(main())
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, True)])
 def test_every_view_opens_and_nothing_runs_over_the_edge(browser: int, width: int, dark: bool) -> None:
     async def scene(page: Page) -> None:
@@ -93,6 +95,20 @@ def test_what_a_model_wrote_is_text_everywhere(browser: int) -> None:
         return await words(page)
 
     look(browser, scene, [FakeRun()])
+
+
+def test_every_turn_is_shown_with_its_role(browser: int) -> None:
+    async def scene(page: Page) -> None:
+        for place in ("samples?row=2&sort=old", "group/5"):
+            await go(page, place)
+            await page.until("document.querySelectorAll('.read pre').length === 2")
+            titles = await page.run(
+                "[...document.querySelectorAll('.text h3')].map((one) => one.innerText).join()"
+            )
+            assert "Turn 1: context,Turn 1: model,Turn 2: context,Turn 2: model" in titles
+            assert "<|tool|>84<|end|><|model|>" in await words(page)
+
+    look(browser, scene)
 
 
 def test_markup_can_not_be_made_even_by_mistake(browser: int) -> None:
@@ -143,8 +159,42 @@ def test_keys_lead_everywhere(browser: int) -> None:
     look(browser, scene)
 
 
+def test_the_page_opens_on_now_with_the_held_out_curve(browser: int) -> None:
+    run = FakeRun()
+
+    async def scene(page: Page) -> None:
+        assert await page.run("location.hash") == "#/now"
+        charts = "[...document.querySelectorAll('.chart')].filter((one) => !one.hidden).map((one) => one.ariaLabel)"
+        assert (await page.run(charts))[:2] == ["Reward of each step", "Held-out reward"]
+        await says(page, "last 8 steps", ".facts")
+        run.evaluations.append(msgspec.structs.replace(run.evaluations[0], step=40, reward=0.71))
+        run.add_step()
+        drawn = "document.querySelectorAll('.chart')[1].chart.lines[0]"
+        await page.until(f"{drawn}.x.join() === '0,40' && {drawn}.y.join() === '0.26,0.71'")
+        run.evaluations.clear()
+        await go(page, "now")
+        assert "Held-out reward" not in await page.run(charts)
+
+    look(browser, scene, [run])
+
+
+def test_equal_rewards_are_one_chart(browser: int) -> None:
+    run = FakeRun()
+    reward = run.steps.column("reward")
+    run.steps.names += ["reward_mean", "reward_exact_match"]
+    run.steps._columns |= {"reward_mean": reward, "reward_exact_match": reward}
+
+    async def scene(page: Page) -> None:
+        await go(page, "metrics?find=exact")
+        titles = "[...document.querySelectorAll('.chart')].map((one) => one.ariaLabel)"
+        assert await page.run(titles) == ["reward = reward_mean = reward_exact_match"]
+
+    look(browser, scene, [run])
+
+
 def test_a_bar_opens_its_samples(browser: int) -> None:
     async def scene(page: Page) -> None:
+        await go(page, "samples")
         run = FakeRun()
         right = int((run.samples.columns["reward"] == 1).sum())
         await page.run(

@@ -55,6 +55,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_report(run)
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("width", [1280, 390])
 def test_every_view_draws_without_a_server(browser: int, report: Path, width: int) -> None:
     async def main() -> None:

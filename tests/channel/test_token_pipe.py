@@ -1,7 +1,11 @@
 import subprocess
 import sys
 
+import pytest
+
 from penstock.channel.token_pipe import token_pipe
+
+pytestmark = pytest.mark.processes
 
 TAKES = """
 import subprocess, sys

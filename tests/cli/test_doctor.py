@@ -68,7 +68,7 @@ def test_a_run_that_was_stopped_is_told_how_to_go_on(run: SimulatedRun) -> None:
 def test_a_run_that_goes_on_without_a_trainer_is_told_so(run: SimulatedRun) -> None:
     with held(run.folder):
         lines = list(diagnose(str(run.folder)))
-    assert lines[0] == f"{run.folder}: goes on"
+    assert lines[0] == f"{run.folder}: is running"
     assert "there is no trainer now: the run starts, or starts another one" in lines
 
 

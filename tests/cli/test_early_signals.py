@@ -9,6 +9,8 @@ import pytest
 
 from penstock.cli.early_signals import Stopped, stopping_on_signals
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_the_block_with_a_sentence(number: signal.Signals) -> None:

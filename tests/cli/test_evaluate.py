@@ -93,6 +93,8 @@ def test_a_report_is_a_table(capsys: pytest.CaptureFixture[str]) -> None:
         assert words in out
 
 
+@pytest.mark.processes
+@pytest.mark.full
 def test_the_adapter_is_what_answers(
     tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -118,6 +120,7 @@ def test_the_adapter_is_what_answers(
     assert "0.000" in plain
 
 
+@pytest.mark.processes
 def test_a_model_is_evaluated(
     tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -120,6 +120,7 @@ def test_an_adapter_is_exported_for_peft(lora_run: Path) -> None:
     assert PeftModel.from_pretrained(base, "out").peft_config["default"].r == 2
 
 
+@pytest.mark.processes
 def test_merged_it_is_an_ordinary_model_in_the_format_that_it_came_in(lora_run: Path) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["export", "lora", "--merge", "--to", "merged"])

@@ -3,13 +3,18 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import penstock
 from penstock.cli.main import main
+from penstock.cli.training_commands import print_summary
 from penstock.config.loader import load_config
 from penstock.config.root import PenstockConfig
 from penstock.errors import UserError, WorkerDied
+from penstock.observe.run_state import RunState
+from penstock.run.summary import summarise
+from tests.observe.examples import run_event
 
 
 def call(*words: str) -> int:
@@ -79,6 +84,7 @@ main()
 """A program that ends with its first line, followed by what it had imported until then."""
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("words", "line"),
     [
@@ -154,12 +160,35 @@ def run(*_, **__):
     print("a line", flush=True)
     time.sleep(0.5)
     values = {field.name: 0 for field in dataclasses.fields(Summary)}
-    return Summary(**values | {"name": "n", "folder": "f", "drops": {}, "failures": {}})
+    return Summary(**values | {"name": "n", "folder": "f", "drops": {}, "failures": {}, "trainer_time": {}, "engine_time": {}})
 penstock.api.run = run
 main(["train"])
 """
 
 
+@pytest.mark.parametrize(
+    ("folder", "after"),
+    [
+        (
+            "runs/sums-2",
+            "next: penstock samples sums-2 · penstock view sums-2 · model in runs/sums-2/model",
+        ),
+        (
+            "/data/my run",
+            "next: penstock samples '/data/my run' · penstock view '/data/my run' · model in /data/my run/model",
+        ),
+    ],
+)
+def test_the_table_ends_with_what_to_type_next(
+    folder: str, after: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state = RunState()
+    state.on(msgspec.structs.replace(run_event(), name="sums", folder=folder))
+    print_summary(summarise(state))
+    assert capsys.readouterr().out.splitlines()[-1] == after
+
+
+@pytest.mark.processes
 def test_a_reader_that_leaves_is_no_error() -> None:
     done = subprocess.run(
         ["/bin/bash", "-c", '"$0" -c "$1" | head -2; exit ${PIPESTATUS[0]}', sys.executable, READER_LEAVES],
@@ -189,6 +218,7 @@ main(["train"])
 """
 
 
+@pytest.mark.processes
 def test_a_reader_that_has_left_does_not_hide_why_a_run_failed() -> None:
     buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     reader, writer = os.pipe()
@@ -236,6 +266,7 @@ def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"penstock {penstock.__version__}\n"
 
 
+@pytest.mark.processes
 def test_a_shell_can_complete_commands() -> None:
     """What the script that `--install-completion` writes asks for when TAB is pressed after `penstock ge`."""
     asked = {"_PENSTOCK_COMPLETE": "complete_bash", "COMP_WORDS": "penstock ge", "COMP_CWORD": "1"}

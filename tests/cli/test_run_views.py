@@ -3,6 +3,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import urllib.request
 from pathlib import Path
 
@@ -131,8 +132,8 @@ def test_a_run_that_goes_on_is_followed_to_its_end(tmp_path: Path) -> None:
     ]
     assert view.lines == [
         "hello",
-        "more",
         "dropped a group (stale): why; further ones are counted, not printed",
+        "more",
     ]
     watcher.show_end()
     assert view.lines[3] == f"{tmp_path} has ended"
@@ -164,6 +165,19 @@ def test_hostile_text_stays_text(tmp_path: Path, capsys) -> None:
     assert "[bold red]x[/] <script>" in shown
 
 
+def test_lines_of_an_ended_run_have_the_times_at_which_it_wrote_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ended = [run_event(), line("hello", 105.0), drop("stale", 103.0), step(1, 107.0), phase("done", 110.0)]
+    write(tmp_path, ended)
+    watch_run(str(tmp_path), plain=True)
+    at = [time.strftime("%H:%M:%S", time.localtime(1.7e9 + seconds)) for seconds in (3, 5, 10)]
+    first, second, *rest = capsys.readouterr().out.splitlines()
+    assert first.startswith(f"{at[0]} dropped a group (stale)")
+    assert second == f"{at[1]} hello"
+    assert rest and all(one.startswith(f"{at[2]} ") for one in rest)
+
+
 @pytest.mark.parametrize(
     ("num_bytes", "said"),
     [(0, "0 bytes"), (812, "812 bytes"), (41_300, "41 kB"), (3_190_000, "3.2 MB"), (1_500_000_000, "1.5 GB")],
@@ -175,6 +189,7 @@ def test_sizes_have_the_unit_that_fits(num_bytes: int, said: str) -> None:
 WITHOUT_TORCH = "import sys; sys.modules['torch'] = None; from penstock.cli import main; main(sys.argv[1:])"
 
 
+@pytest.mark.processes
 def test_a_run_is_shown_until_a_signal_comes(tmp_path: Path) -> None:
     write(tmp_path, [run_event(1.0), phase("training", 2.0), step(1, 3.0)])
     (tmp_path / "config.yaml").write_text("{}")

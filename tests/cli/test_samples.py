@@ -10,6 +10,7 @@ from penstock.cli.main import main
 from penstock.cli.samples import (
     NAME,
     Choice,
+    encode_sample,
     export_samples,
     facts,
     print_samples,
@@ -18,8 +19,8 @@ from penstock.cli.samples import (
     sections,
 )
 from penstock.errors import UserError
-from penstock.observe.events import SampleEvent
-from tests.observe.examples import SAMPLE, run_event
+from penstock.observe.events import SampleEvent, TurnText
+from tests.observe.examples import SAMPLE, TURNS, run_event
 from tests.observe.store import written
 from tests.observe.store.written import write
 
@@ -112,6 +113,46 @@ def test_texts_are_escaped_and_bounded(tmp_path: Path) -> None:
     assert full.count("a") > 1500
 
 
+def test_every_turn_is_printed_with_its_role(tmp_path: Path) -> None:
+    keep(tmp_path, sample(0, 1.0, turns=TURNS, num_turns=2))
+    lines = [line.rstrip() for line in shown(tmp_path, Choice(latest=1)).splitlines()]
+    assert lines[-5:] == [
+        "  prompt   12 × 7",
+        "  model    <call>mul(12, 7)</call><|end|>",
+        "  context  <|tool|>84<|end|><|model|>",
+        "  model    84<|end|>",
+        "",
+    ]
+    full = [line.rstrip() for line in shown(tmp_path, Choice(latest=1), full=True).splitlines()]
+    assert full[full.index("  turn 1: context") :] == [
+        "  turn 1: context",
+        "    <|user|>12 × 7<|end|><|model|>",
+        "  turn 1: model",
+        "    <call>mul(12, 7)</call><|end|>",
+        "  turn 2: context",
+        "    <|tool|>84<|end|><|model|>",
+        "  turn 2: model",
+        "    84<|end|>",
+        "",
+    ]
+    assert "  answer" not in full
+
+
+def test_of_many_turns_the_first_and_the_last_are_printed_unless_in_full(tmp_path: Path) -> None:
+    many = tuple(
+        TurnText(turn=turn, role=role, text=f"{role}{turn}")
+        for turn in range(10)
+        for role in ("context", "model")
+    )
+    keep(tmp_path, sample(0, 1.0, turns=many, num_turns=10))
+    lines = shown(tmp_path, Choice(latest=1)).split()
+    assert [word for word in lines if word[-1].isdigit() and word[:5] in ("conte", "model")] == [
+        *("model0", "context1", "model1", "context2", "model2", "context3", "model3", "model9")
+    ]
+    assert "… 11 more (--full)" in shown(tmp_path, Choice(latest=1))
+    assert "context9" in shown(tmp_path, Choice(latest=1), full=True)
+
+
 def test_a_run_is_found_by_folder_or_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -186,6 +227,22 @@ def test_a_line_has_all_that_is_known_of_a_sample(tmp_path: Path) -> None:
     assert (row["oldest_version"], row["newest_version"], row["num_output_tokens"]) == (4, 5, 8)
     assert "×" in (tmp_path / NAME).read_text()  # readable without a decoder
     assert (tmp_path / NAME).stat().st_mode & 0o777 == 0o600
+
+
+def test_a_line_has_every_turn_by_name(tmp_path: Path) -> None:
+    write(tmp_path, [run_event(), written.sample(7, turns=TURNS), written.sample(8)])
+    export_samples(tmp_path, tmp_path / NAME)
+    first, second = (json.loads(line)["turns"] for line in (tmp_path / NAME).read_text().splitlines())
+    assert first[1:3] == [
+        {"turn": 0, "role": "model", "text": "<call>mul(12, 7)</call><|end|>"},
+        {"turn": 1, "role": "context", "text": "<|tool|>84<|end|><|model|>", "after": 0},
+    ]
+    assert (len(first), second) == (4, [])
+
+
+def test_a_half_of_a_surrogate_pair_in_a_turn_is_escaped() -> None:
+    odd = sample(0, 1.0, turns=(TurnText(turn=0, role="model", text="\ud800"),))
+    assert json.loads(encode_sample(odd))["turns"][0]["text"] == "\ud800"
 
 
 def test_what_is_written_is_read_back_oldest_first(tmp_path: Path) -> None:

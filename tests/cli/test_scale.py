@@ -21,7 +21,7 @@ def test_other_words_are_refused(wish: str) -> None:
 
 def test_a_run_that_has_ended_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("")
-    with pytest.raises(UserError, match="does not go on"):
+    with pytest.raises(UserError, match="is not running"):
         scale_run(str(tmp_path), "engines=2")
 
 
@@ -60,6 +60,8 @@ def test_a_run_that_is_not_there_is_one_sentence(capfd: pytest.CaptureFixture[st
     assert "can't reach the controller at 127.0.0.1:1: Connection refused" in capfd.readouterr().err
 
 
+@pytest.mark.processes
+@pytest.mark.full
 @pytest.mark.timeout(900)
 def test_engines_join_a_run_by_hand_and_by_themselves(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("secret")
@@ -83,7 +85,7 @@ def test_engines_join_a_run_by_hand_and_by_themselves(tmp_path: Path) -> None:
         wait_for(output, "engine1 leaves: 2 engines", training)
         joined.kill()  # its worker ends with it
         joined.wait()
-        wait_for(output, "engine2 is gone, 1 engines go on", training)
+        wait_for(output, "engine2 is gone, 1 engines keep running", training)
     finally:
         training.terminate()
         assert training.wait(200) == 0, output.read_text()

@@ -18,6 +18,8 @@ from penstock.demo.model import (
     open_builtin,
 )
 
+pytestmark = pytest.mark.processes
+
 TINY = Recipe(
     hidden_size=16, num_layers=1, num_heads=2, mlp_size=16, max_steps=3, batch=4, min_exact=0.0, max_exact=1.0
 )

@@ -21,6 +21,8 @@ from penstock.records import Group, MaskRef, ScoredGroup
 from tests.loop.test_admission import scored
 from tests.small_disk import enlarge, small_filesystem
 
+pytestmark = pytest.mark.processes
+
 GROUPS = 40
 MASK = bytes(range(256)) * 40
 

@@ -93,10 +93,19 @@ def test_a_journal_that_the_run_went_on_without_is_put_aside(tmp_path: Path) -> 
     asyncio.run(keep_from(tmp_path / "journal", 4))
     assert not put_aside_other_history(tmp_path / "journal", 4)
     shutil.copytree(tmp_path / "journal", tmp_path / "copy")
-    assert put_aside_other_history(tmp_path / "journal", 3) == tmp_path / "journal.undone-1"
+    shutil.copytree(tmp_path / "journal", tmp_path / "third")
+    again = "Groups under way are generated again; the journal is now journal.undone-"
+    assert put_aside_other_history(tmp_path / "journal", 3) == (
+        f"the journal has no groups from before step 4, and the checkpoint is of step 3. {again}1"
+    )
     (tmp_path / "copy").rename(tmp_path / "journal")
-    assert put_aside_other_history(tmp_path / "journal", 5) == tmp_path / "journal.undone-2"
+    assert put_aside_other_history(tmp_path / "journal", 5) == (
+        "the journal ends at step 4 and the checkpoint is of step 5: its end was lost, or the run continued "
+        f"without it. {again}2"
+    )
     assert not (tmp_path / "journal").exists()
+    (tmp_path / "third").rename(tmp_path / "journal")
+    assert put_aside_other_history(tmp_path / "journal", None) == f"the run keeps no journal now. {again}3"
     assert read_attempts(DiskFiles(tmp_path / "journal.undone-1")).standing.step == 4
 
 

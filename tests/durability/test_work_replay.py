@@ -21,6 +21,8 @@ from penstock.models.tokenizer import ChatTokenizer
 from penstock.processes.run_processes import wait_for_orphans
 from penstock.records import TurnPart
 
+pytestmark = pytest.mark.processes
+
 WORKFLOW = '''
 import json
 from pathlib import Path
@@ -131,6 +133,7 @@ def kill_midway(folder: Path, run: Path) -> dict[str, list[TurnPart]]:
     return known_turns(run)
 
 
+@pytest.mark.full
 @pytest.mark.timeout(400)
 def test_turns_go_on_as_they_were_when_the_controller_was_killed(
     tiny_model: Path,
@@ -169,6 +172,7 @@ def columns_of(part: TurnPart) -> dict[str, list[Any]]:
     }
 
 
+@pytest.mark.full
 @pytest.mark.timeout(400)
 def test_agents_start_their_episodes_over_and_every_group_is_trained_once(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -10,6 +10,7 @@ from penstock.engines import engine_choice
 from penstock.engines.engine_pool import EnginePool
 from penstock.engines.scripted import ScriptedEngine
 from penstock.errors import BaseMissing, ChannelClosed, EngineLost, FingerprintMismatch, PenstockError
+from penstock.planner.virtual_time import run_in_virtual_time
 from penstock.records import (
     Chunk,
     GenerateRequest,
@@ -257,6 +258,70 @@ def test_engines_stage_at_once_and_load_one_after_the_other() -> None:
         assert (receipt.version, receipt.stall_s, receipt.discarded_tokens) == (2, 0.99, 6)
 
     asyncio.run(main())
+
+
+class Standing(ScriptedEngine):
+    """Samples nothing while it loads, which takes 0.1 s."""
+
+    def __init__(self, name: str, loading: set[str], most: list[int]) -> None:
+        super().__init__(lambda request: [1], name=name)
+        self._loading, self._most = loading, most
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
+        assert self.name not in self._loading
+        async for chunk in super().generate(request):
+            yield chunk
+
+    async def update(self, update: WeightUpdate, interrupt: Interrupt = "inflight") -> UpdateReceipt:
+        self._loading.add(self.name)
+        self._most.append(len(self._loading))
+        await asyncio.sleep(0.1)
+        self._loading.remove(self.name)
+        return await super().update(update, "inflight")
+
+
+@pytest.mark.parametrize(
+    ("count", "share", "most", "took_s"),
+    [(32, 0.25, 8, 0.4), (7, 0.25, 2, 0.4), (2, 1.0, 1, 0.2), (5, 1.0, 4, 0.2), (1, 0.25, 1, 0.1)],
+)
+def test_a_share_of_the_engines_loads_at_once_and_the_others_answer(
+    count: int, share: float, most: int, took_s: float
+) -> None:
+    async def main() -> None:
+        loading: set[str] = set()
+        counts: list[int] = []
+        engines = {str(number): Standing(str(number), loading, counts) for number in range(count)}
+        pool = EnginePool(engines, load_share=share)
+
+        async def update() -> float:
+            await pool.update(update_to(1), "drain")
+            return asyncio.get_running_loop().time()
+
+        updating = asyncio.create_task(update())
+        asked = 0
+        while count > 1 and not updating.done():
+            await asyncio.sleep(0.03)
+            assert joined(await collect(pool.generate(ask(f"r{asked}", [asked + 1])))) == [1]
+            asked += 1
+        assert await updating == pytest.approx(took_s)
+        assert max(counts) == most
+
+    run_in_virtual_time(main())
+
+
+def test_engines_that_leave_do_not_count_for_the_share() -> None:
+    """Two take requests, so that one may load at a time, whatever the six others do that end theirs."""
+
+    async def main() -> None:
+        counts: list[int] = []
+        engines = {str(number): Standing(str(number), set(), counts) for number in range(8)}
+        pool = EnginePool(engines, load_share=1.0)
+        for number in range(2, 8):
+            pool._members[str(number)].is_leaving = True
+        await pool.update(update_to(1))
+        assert asyncio.get_running_loop().time() == pytest.approx(0.8)
+
+    run_in_virtual_time(main())
 
 
 def test_what_is_read_in_place_is_loaded_without_a_word_before() -> None:

@@ -118,6 +118,7 @@ def test_what_a_kind_can_do_is_known_before_it_starts(name: str) -> None:
     assert ("interrupt:inflight" in kind_of(name).can(section, lora)) == (name != "vllm")
 
 
+@pytest.mark.processes
 def test_kinds_are_known_without_what_they_need() -> None:
     code = "import sys; from penstock.engines.kinds import KINDS, kind_of; [kind_of(name) for name in KINDS]; assert not {'torch', 'transformers'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -460,6 +460,22 @@ def test_every_trained_episode_is_a_sample_of_its_step() -> None:
     assert all(sample.advantage is None for sample in samples if sample.drop)
 
 
+async def looks_twice(task: Task, rollout: Rollout) -> None:
+    first = await rollout.generate(task.prompt, max_tokens=1)
+    await rollout.generate([*first.token_ids, 0, 9])
+
+
+def test_a_sample_has_all_turns_with_special_tokens() -> None:
+    world = build(workflow=looks_twice)
+    samples = [event for event in world.events if isinstance(event, SampleEvent)]
+    for sample in samples:
+        *known, last = [(one.turn, one.role, one.after, one.text) for one in sample.turns]
+        assert known[0] == (0, "context", None, "5 6 7")
+        assert known[2] == (1, "context", 0, "0 9")
+        assert last == (1, "model", None, sample.answer)
+    assert len(samples) > 30
+
+
 def test_there_is_no_event_for_a_token() -> None:
     """Ten times the tokens, the same number of events."""
     few, many = (

@@ -118,7 +118,7 @@ class Ranks:
     async def run(self, plans: list[int]) -> list[str]:
         self.sizes += plans
         if plans[0] > 1024:
-            raise TrainerLost("the trainer's ranks can't go on") from StepTooLarge(WORDS)
+            raise TrainerLost("the trainer's ranks can't continue") from StepTooLarge(WORDS)
         return ["done"]
 
 
@@ -151,7 +151,7 @@ def test_ranks_of_which_one_had_no_room_come_back_with_smaller_plans(tmp_path: P
 def test_ranks_without_room_for_the_smallest_plan_end_the_run_with_the_settings(tmp_path: Path) -> None:
     class NoRoom(Ranks):
         async def run(self, plans: list[int]) -> list[str]:
-            raise TrainerLost("the trainer's ranks can't go on") from StepTooLarge(WORDS)
+            raise TrainerLost("the trainer's ranks can't continue") from StepTooLarge(WORDS)
 
     runner = StepRunner(
         trainers=cast(Any, NoRoom()),

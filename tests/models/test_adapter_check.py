@@ -78,7 +78,7 @@ def test_an_adapter_of_another_model_is_refused(tmp_path: Path, adapter: str) ->
 def test_a_run_that_goes_on_needs_no_adapter_but_its_own(model: str) -> None:
     gone = ModelConfig(adapter="/gone", lora=LoraConfig(rank=3, targets=("q_proj",)))
     assert check_adapter(gone, model, saved=True).lora.rank == 3
-    with pytest.raises(UserError, match="/gone is no adapter"):
+    with pytest.raises(UserError, match="/gone is not an adapter"):
         check_adapter(gone, model)
 
 

@@ -92,7 +92,7 @@ def test_the_model_below_an_adapter_is_the_one_that_it_names(tmp_path: Path) -> 
 
 def test_what_is_no_adapter_is_said_to_be_none(tmp_path: Path) -> None:
     assert not is_adapter(tmp_path)
-    with pytest.raises(UserError, match="is no adapter"):
+    with pytest.raises(UserError, match="is not an adapter"):
         read_adapter(tmp_path)
     (tmp_path / CONFIG).write_text("{")
     (tmp_path / TENSORS).write_bytes(b"nothing")

@@ -1,5 +1,6 @@
 from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
@@ -37,6 +38,7 @@ def test_what_a_model_keeps_in_float32_travels_in_float32() -> None:
     }
 
 
+@pytest.mark.processes
 def test_the_trainer_sends_what_an_engine_of_fewer_bits_holds(tmp_path: Path) -> None:
     """DeepSeek's router has a buffer that is trained and stays in float32."""
     config = DeepseekV3Config(

@@ -48,6 +48,7 @@ def test_text_is_tokenised_as_it_is(tiny_model: Path) -> None:
     tokenizer = ChatTokenizer(str(tiny_model))
     assert tokenizer.encode_prompt("12+3=") == [2, 3, 11, 4, 12]
     assert tokenizer.decode([2, 3, 11, 4, 12, 0]) == "12+3="
+    assert tokenizer.decode([2, 3, 11, 4, 12, 0], skip_special_tokens=False) == "12+3=<eos>"
     assert tokenizer.stop_token_ids == (0,)
 
 

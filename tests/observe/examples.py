@@ -20,6 +20,7 @@ from penstock.observe.events import (
     StepEvent,
     TokensEvent,
     TokenTexts,
+    TurnText,
     UpdateEvent,
 )
 from penstock.observe.status import (
@@ -107,6 +108,14 @@ SAMPLE = SampleEvent(
 )
 
 
+TURNS = (
+    TurnText(turn=0, role="context", text="<|user|>12 × 7<|end|><|model|>"),
+    TurnText(turn=0, role="model", text="<call>mul(12, 7)</call><|end|>"),
+    TurnText(turn=1, role="context", text="<|tool|>84<|end|><|model|>", after=0),
+    TurnText(turn=1, role="model", text="84<|end|>"),
+)
+
+
 def column(kind: str, *values: float) -> bytes:
     return np.array(values, kind).tobytes()
 
@@ -184,5 +193,7 @@ STATUS = RunStatus(
     bottleneck=BottleneckStatus(who="engines", why="trainer waits for groups 49% of the time"),
     flow=FlowStatus(generating=64, scoring=10, ready=38, limit=80),
     answers=AnswerStatus(tokens_mean=14.2, tokens_max=32, truncated=0.02),
-    last_sample=SampleStatus(reward=1.0, text="12 × 7 = 84", oldest_version=1, newest_version=2),
+    last_sample=SampleStatus(
+        reward=1.0, prompt="What is\n12 × 7 = ", text="84", oldest_version=1, newest_version=2
+    ),
 )

@@ -1,4 +1,14 @@
-from penstock.observe.plain_text import encodable, plain_block, plain_line, without_middle
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.observe.plain_text import (
+    encodable,
+    fair_share,
+    plain_block,
+    plain_line,
+    without_middle,
+    without_middles,
+)
 
 
 def test_control_characters_are_shown_and_not_obeyed() -> None:
@@ -27,3 +37,21 @@ def test_what_a_stream_can_not_show_becomes_a_question_mark() -> None:
 def test_long_texts_lose_their_middle() -> None:
     assert without_middle("a" * 2000, 2000) == "a" * 2000
     assert without_middle("a" * 3000 + "b" * 500, 2000) == "a" * 1500 + " […] " + "b" * 500
+
+
+def test_of_several_texts_the_longest_lose_their_middles() -> None:
+    assert without_middles(["a" * 5, "b" * 50, "c" * 90], 85) == [
+        "a" * 5,
+        "b" * 30 + " […] " + "b" * 10,
+        "c" * 30 + " […] " + "c" * 10,
+    ]
+    assert without_middles(["a" * 5, "b" * 6], 11) == ["a" * 5, "b" * 6]
+    assert without_middles([], 11) == []
+
+
+@given(st.lists(st.integers(0, 99)), st.integers(0, 999))
+def test_what_is_cut_to_a_fair_share_fits_and_wastes_nothing(sizes: list[int], room: int) -> None:
+    share = fair_share(sizes, room)
+    cut = [min(size, share) for size in sizes]
+    assert sum(cut) <= room
+    assert cut == sizes or sum(min(size, share + 1) for size in sizes) > room

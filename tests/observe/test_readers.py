@@ -67,6 +67,18 @@ def test_metrics_have_a_row_a_step_and_one_an_evaluation(tmp_path: Path) -> None
     assert rows[0]["dropped_stale"] == 1.0
 
 
+def test_steps_that_are_trained_again_have_their_last_rows_alone(tmp_path: Path) -> None:
+    events = [run_event(), *(step(number, 100.0 + number) for number in (1, 2, 3))]
+    events += [step(number, 110.0 + number, reward=0.75) for number in (2, 3, 4)]
+    read(lambda state: MetricsReader(state, JsonlWriter(tmp_path / "metrics.jsonl")), *events)
+    kept, undone = (
+        [(row["step"], row["reward"]) for row in map(json.loads, (tmp_path / name).read_text().splitlines())]
+        for name in ("metrics.jsonl", "metrics.undone.jsonl")
+    )
+    assert kept == [(1, 0.5), (2, 0.75), (3, 0.75), (4, 0.75)]
+    assert undone == [(2, 0.5), (3, 0.5)]
+
+
 class Table(JsonlWriter):
     def __init__(self, path: Path) -> None:
         super().__init__(path)

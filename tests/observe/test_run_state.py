@@ -107,8 +107,9 @@ def test_busy_is_work_over_time_for_trainer_and_engine_alike() -> None:
         phase("evaluating", 114.0),
         counters("engine0", 119.0, busy_s=58.0, tokens=9999.0),
     )
-    trainer, (engine,) = state.processes["trainer"], state.engines
-    assert (state.training_s, trainer.busy_training_s, engine.busy_training_s) == (4.0, 1.0, 3.0)
+    (engine,) = state.engines
+    assert [one.parts["work"] for one in state.time_sheet.processes()] == [1.0, 3.0]
+    assert state.time_sheet.training_s == 4.0
     assert engine.tokens_training == 800.0
     assert state.status().processes[0] == ProcessStatus(name="trainer", busy=0.25, doing="")
 
@@ -181,7 +182,9 @@ def test_the_status_has_flow_answers_and_the_newest_sample() -> None:
         state.on(event)
     status = state.status()
     assert status.flow == FlowStatus(generating=5, scoring=1, ready=3, limit=16)
-    assert status.last_sample == SampleStatus(reward=1.0, text="84", oldest_version=4, newest_version=5)
+    assert status.last_sample == SampleStatus(
+        reward=1.0, prompt=SAMPLE.prompt, text="84", oldest_version=4, newest_version=5
+    )
     assert (status.first_reward, status.staleness_bound, status.answers) == (0.125, 4, None)
     state.on(msgspec.structs.replace(first, metrics={**first.metrics, **answers}))
     assert state.status().answers == AnswerStatus(tokens_mean=4.0, tokens_max=9.0, truncated=0.5)

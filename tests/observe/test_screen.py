@@ -7,7 +7,7 @@ from rich.console import Console
 
 from penstock.observe.screen import Screen, lines, sparkline
 from penstock.observe.status import AgeStatus, ExpertStatus, ProcessStatus, RunStatus, SampleStatus
-from tests.observe.examples import STATUS
+from tests.observe.examples import STATUS, HandClock
 
 
 def drawn(status: RunStatus, width: int) -> list[str]:
@@ -27,8 +27,16 @@ def test_80_columns_hold_every_line_whole() -> None:
         "dropped    2 score_error",
         "trainer    ███·········  25%  waiting for groups: 5 of 8 groups ready, 3 running",
         "engine0    ████████████ 100%  24 running, 0 waiting",
-        "last       reward 1, versions 1–2: 12 × 7 = 84",
+        "last       reward 1, versions 1–2: What is 12 × 7 = → 84",
     ]
+
+
+def test_the_time_runs_on_between_two_updates() -> None:
+    clock, out = HandClock(100.0), io.StringIO()
+    screen = Screen(STATUS, clock.time)
+    clock.now = 107.0
+    Console(file=out, width=80, force_terminal=False).print(screen)
+    assert "step 3/10   19 s, about 1 min 15 s to go" in out.getvalue()
 
 
 def test_experts_have_a_line_where_they_are_recorded() -> None:
@@ -72,7 +80,13 @@ BIG = dataclasses.replace(
     ages=tuple(AgeStatus(first=2**n, last=2 ** (n + 1) - 1, share=1 / 12) for n in range(12)),
     drops={f"reason_{i}": 12345 for i in range(9)},
     processes=tuple(ProcessStatus(name=f"engine{i}", busy=0.5, doing="word " * 99) for i in range(64)),
-    last_sample=SampleStatus(reward=1.0, text="宽" * 999 + "\x1b[2J\n", oldest_version=1, newest_version=2),
+    last_sample=SampleStatus(
+        reward=1.0,
+        prompt="\x1b[2J" + "宽" * 999,
+        text="宽" * 999 + "\x1b[2J\n",
+        oldest_version=1,
+        newest_version=2,
+    ),
 )
 
 

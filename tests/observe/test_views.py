@@ -53,7 +53,11 @@ def test_the_live_view_shows_lines_and_samples_escaped_and_bounded() -> None:
     out = io.StringIO()
     console = Console(file=out, width=140, force_terminal=False)
     sample = SampleStatus(
-        reward=1.0, text="\x1b]0;x\x07" + "y" * 3_000_000, oldest_version=1, newest_version=2
+        reward=1.0,
+        prompt="\x1b[2J7",
+        text="\x1b]0;x\x07" + "y" * 3_000_000,
+        oldest_version=1,
+        newest_version=2,
     )
     TerminalView(console).log("\x1b[2J" + "x" * 3_000_000)
     console.print(Screen(dataclasses.replace(STATUS, last_sample=sample)))
@@ -172,7 +176,7 @@ summary
 """
 
 
-@pytest.mark.xdist_group("processes")
+@pytest.mark.processes
 def test_in_a_real_kernel_progress_is_one_output_and_an_interrupt_saves_and_returns_the_summary(
     tiny_model: Path, tmp_path: Path
 ) -> None:

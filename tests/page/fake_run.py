@@ -20,6 +20,8 @@ from penstock.observe.status import (
     RunStatus,
     SampleStatus,
 )
+from penstock.observe.time_sheet import ProcessTime
+from tests.observe.examples import TURNS
 
 HOSTILE = (
     "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
@@ -233,7 +235,9 @@ class FakeState:
             flow=FlowStatus(generating=64, scoring=10, ready=38, limit=80),
             bottleneck=BottleneckStatus(who="engines", why="trainer waits for groups 49% of the time"),
             answers=AnswerStatus(tokens_mean=14, tokens_max=32, truncated=0.02),
-            last_sample=SampleStatus(reward=1.0, text=HOSTILE, oldest_version=74, newest_version=76),
+            last_sample=SampleStatus(
+                reward=1.0, prompt=HOSTILE, text=HOSTILE, oldest_version=74, newest_version=76
+            ),
         )
 
 
@@ -313,7 +317,7 @@ class FakeRun:
                             reward=float(right), parts={"exact_match": float(right), "<b>style</b>": 0.25},
                             advantage=None if dropped else 0.7, oldest_version=step - 3, newest_version=step - 1,
                             num_turns=1, num_prompt_tokens=8, num_output_tokens=chance.randrange(3, 9),
-                            finish_reason="stop", prompt=f"{a}+{b}=", answer=answer,
+                            finish_reason="stop", prompt=f"{a}+{b}=", answer=answer, turns=TURNS if episode == 2 else (),
                         )
                     )  # fmt: skip
         return events, ages
@@ -337,14 +341,14 @@ class FakeRun:
         texts = [HOSTILE] if episode == 3 else None
         return [fake_trace(self.num_tokens, step, group, episode, texts)] if step >= 0 else []
 
-    def time_sheet(self) -> list[Any]:
+    def time_sheet(self) -> list[ProcessTime]:
         return [
-            SimpleNamespace(
+            ProcessTime(
                 process="trainer",
                 total_s=80.0,
-                parts={"work": 40.0, "sync": 2.0, "other": 8.0, "wait: generation": 30.0},
+                parts={"work": 40.0, "sync": 2.0, "rest of the step": 8.0, "wait: generation": 30.0},
             ),
-            SimpleNamespace(
+            ProcessTime(
                 process="engine0",
                 total_s=80.0,
                 parts={"work": 52.0, "sync": 1.0, "idle: bound reached": 27.0},
@@ -355,6 +359,7 @@ class FakeRun:
         return {
             "gpu_hours": 0.4,
             "tokens": 1_000_000,
+            "tokens_training": 900_000,
             "tokens_per_gpu_hour": 2.5e6,
             "price": None,
             "num_gpus": 2,

@@ -77,6 +77,17 @@ def test_a_sample_and_its_group_are_whole() -> None:
     assert [one["episode"] for one in group["samples"]] == [0, 1, 2, 3]
 
 
+def test_a_sample_of_several_turns_has_them_all_and_a_list_has_none() -> None:
+    several = ask(lambda server: server.get("run/0/sample/2"))["transcript"]
+    assert several[1:3] == [
+        {"label": "turn 1: model", "is_read": False, "text": "<call>mul(12, 7)</call><|end|>"},
+        {"label": "turn 2: context", "is_read": True, "text": "<|tool|>84<|end|><|model|>"},
+    ]
+    assert ask(lambda server: server.get("run/0/sample/1"))["transcript"] == []
+    listed = ask(lambda server: server.get("run/0/samples", limit="4"))["rows"]
+    assert all("transcript" not in row for row in listed)
+
+
 def test_tokens_are_arrays_of_one_length_and_unknown_numbers_are_null() -> None:
     run = FakeRun()
     row = int(np.flatnonzero(run.samples.columns["traced"])[0])
@@ -121,11 +132,23 @@ def test_curves_are_columns_of_buckets() -> None:
     assert all(a <= b <= c for a, b, c in zip(low, mean, high, strict=True))
 
 
+def test_rewards_that_are_one_curve_are_named_so() -> None:
+    run = FakeRun()
+    reward = run.steps.column("reward")
+    run.steps.names += ["reward_mean", "reward_exact", "reward_style"]
+    run.steps._columns |= {"reward_mean": reward + 1e-9, "reward_exact": reward, "reward_style": reward / 2}
+    found = ask(lambda server: server.get("run/0/metrics"), run)
+    assert found["same"] == {"reward_mean": "reward", "reward_exact": "reward"}
+    run.steps._columns["reward_exact"] = np.append(reward[:-1], 2.0)
+    assert ask(lambda server: server.get("run/0/metrics"), run)["same"] == {"reward_mean": "reward"}
+
+
 def test_now_says_how_the_run_is() -> None:
     run = FakeRun()
     found = ask(lambda server: server.get("run/0/now"), run)
     assert (found["ended"], found["last"], found["drops"]) == ("", STEPS, STEPS)
     assert found["status"]["bottleneck"]["who"] == "engines"
+    assert found["reward_steps"] == 8
     run.is_running = False
     assert ask(lambda server: server.get("run/0/now"), run)["ended"] == "died"
     run.state.phase = "done"
@@ -136,6 +159,8 @@ def test_time_adds_up() -> None:
     found = ask(lambda server: server.get("run/0/time"))
     for process in found["processes"]:
         assert sum(seconds for _, seconds in process["parts"]) == pytest.approx(process["total_s"])
+        assert sum(share for _, share in process["sums"]) == pytest.approx(1)
+    assert dict(found["processes"][0]["sums"])["waited"] == 30 / 80
 
 
 def test_ages_are_weighted_by_tokens() -> None:

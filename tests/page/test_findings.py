@@ -4,7 +4,7 @@ import msgspec
 
 from penstock.observe.reading.run_reading import RunReading
 from penstock.page.findings import best, odd, show_findings, widest_trace, worst
-from tests.observe.examples import TEXTS, TOKENS, column, phase, run_event, step
+from tests.observe.examples import TEXTS, TOKENS, column, counters, phase, run_event, step
 from tests.observe.store.written import read, sample, write
 
 
@@ -61,10 +61,20 @@ def test_the_widest_gap_is_found(tmp_path: Path) -> None:
 
 
 def test_findings_say_how_far_the_run_came_and_what_to_look_at(tmp_path: Path) -> None:
-    write(tmp_path, [run_event(), phase("training", 100.5), sample(1, reward=0.5), step(2, 104.0)])
+    engine = [counters("engine0", time, tokens=tokens) for time, tokens in ((100.5, 40.0), (103.0, 1040.0))]
+    events = [
+        run_event(),
+        engine[0],
+        phase("training", 100.5),
+        engine[1],
+        sample(1, reward=0.5),
+        step(2, 104.0),
+    ]
+    write(tmp_path, events)
     found = show_findings(read(tmp_path))
     assert found["lead"].startswith("2 of 9 steps in ") and "stopped while training" in found["lead"]
-    assert ("steps", "2") in found["facts"]
+    assert ("steps", "2") in found["facts"] and ("reward, last 8 steps", "0.500") in found["facts"]
+    assert ("tokens while training", "1,000") in found["facts"]
     assert found["warnings"][0]["what"] == "the run did not end by itself"
     assert found["answers"][0] == ("Best", [{"row": 0, "why": "reward 0.5"}])
     assert found["widest"] is None

@@ -17,7 +17,7 @@ from penstock.observe.reading.run_reading import RunReading
 from penstock.page import report_page
 from penstock.page.page_files import page_files
 from penstock.page.report_page import answers_of, bundle, report_html, write_report
-from tests.observe.examples import TOKENS, drop, phase, run_event, step
+from tests.observe.examples import TOKENS, TURNS, drop, phase, run_event, step
 from tests.observe.hostile import HOSTILE
 from tests.observe.store.written import read, sample, write
 
@@ -106,6 +106,15 @@ def test_the_answers_are_what_the_page_would_be_told(made: RunReading) -> None:
     assert len(answers["curves"]["step"]["reward"][0]) == 120
     assert answers["time"]["processes"] and answers["ages"]["bars"] and answers["drops"]["rows"]
     assert answers["timeline"]["spans"] and answers["config"]["config"]["run"]["name"] == "made"
+
+
+def test_turns_are_in_the_report_shortened_together(tmp_path: Path) -> None:
+    long = tuple(msgspec.structs.replace(one, text=one.text + "x" * 9000) for one in TURNS[2:])
+    write(tmp_path, [run_event(), sample(1, turns=(*TURNS[:2], *long))])
+    (shown,) = answers_of(read(tmp_path))["samples"]["rows"]
+    texts = [part["text"] for part in shown["transcript"]]
+    assert texts[:2] == [one.text for one in TURNS[:2]]
+    assert sum(map(len, texts)) <= report_page.MAX_TEXT + 10 and texts[3].startswith("84<|end|>xx")
 
 
 def test_a_models_words_are_never_markup(tmp_path: Path) -> None:

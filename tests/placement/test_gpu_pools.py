@@ -343,6 +343,8 @@ def box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Gpu, ...]:
     return find_gpus({"PATH": f"{tmp_path}:/bin:/usr/bin"})
 
 
+@pytest.mark.processes
+@pytest.mark.full
 def test_processes_find_their_gpus_in_their_environment(
     box: tuple[Gpu, ...], tiny_model: Path, tmp_path: Path
 ) -> None:

@@ -32,6 +32,8 @@ from penstock.run.run import Run
 from penstock.run.workers import Workers, start_workers
 from tests.processes.launchers.fake_mps import FakeMps
 
+pytestmark = pytest.mark.processes
+
 GPU = Gpu(name="a GPU", total_bytes=140 << 30, free_bytes=139 << 30)
 TOLD = ["-d", "get_server_list", "quit"]
 
@@ -141,6 +143,7 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeMps:
     return fake
 
 
+@pytest.mark.full
 def test_both_workers_are_clients_of_the_runs_daemon(prepared: Prepared, fake: FakeMps) -> None:
     async def main() -> dict[str, dict[str, str]]:
         with sharing(prepared.config, prepared.gpus, os.environ, print) as environments:
@@ -161,6 +164,7 @@ def test_both_workers_are_clients_of_the_runs_daemon(prepared: Prepared, fake: F
     assert fake.told == TOLD
 
 
+@pytest.mark.full
 def test_a_run_that_ends_stops_its_daemon(prepared: Prepared, fake: FakeMps) -> None:
     summary = asyncio.run(Run(prepared, show(SilentView())).run())
     assert summary.steps == 1
@@ -186,6 +190,7 @@ def test_a_run_that_is_stopped_at_once_stops_its_daemon(prepared: Prepared, fake
     assert fake.told == TOLD
 
 
+@pytest.mark.full
 def test_a_run_whose_worker_dies_stops_its_daemon(prepared: Prepared, fake: FakeMps) -> None:
     class Killer(SilentView):
         def update(self, status: RunStatus) -> None:

@@ -8,14 +8,26 @@ from penstock.planner.config import SimulatedConfig
 from penstock.planner.simulated_run import Outcome, PromptTokenizer, simulate
 from penstock.planner.simulation import SimulatedTokenizer
 
+QUICK = {"step_s": 0.1, "sync_s": 0.01, "straggler_share": 0.0, "answer_spread": 0.1, "score_s": 0.01}
+"""Nothing takes long."""
 
-def outcome_of(engines: int, *, steps: int = 6, late: str = "wait", **simulation: Any) -> Outcome:
+
+def outcome_of(
+    engines: int,
+    *,
+    steps: int = 6,
+    late: str = "wait",
+    max_staleness: int = 2,
+    sync: dict[str, Any] | None = None,
+    **simulation: Any,
+) -> Outcome:
     config = SimulatedConfig.model_validate(
         {
             "engine": {"count": engines},
             "run": {"steps": steps},
             "rollout": {"group_size": 4, "groups_per_step": 2 * engines, "max_new_tokens": 500},
-            "staleness": {"max_staleness": 2, "late": late},
+            "staleness": {"max_staleness": max_staleness, "late": late},
+            "sync": sync or {},
             "simulation": {"answer_tokens": 50, "straggler_share": 0.05, **simulation},
         }
     )
@@ -40,6 +52,49 @@ def test_nodes_that_die_cost_time_and_no_group() -> None:
     assert (calm.node_deaths, calm.dropped, dying.dropped) == (0, {}, {})
     assert dying.node_deaths > 0
     assert dying.steps == calm.steps
+
+
+SYNC_S = 30.0
+
+
+@pytest.mark.parametrize(
+    ("sync", "per_node", "transport", "sync_s"),
+    [
+        ({}, 8, "shared_memory", 4 * SYNC_S),
+        ({"load_share": 0.5}, 8, "shared_memory", 2 * SYNC_S),
+        ({"selection": "delta"}, 8, "shared_memory", SYNC_S),
+        ({}, 4, "http", SYNC_S),
+        ({"folder": "/shared"}, 4, "filesystem", SYNC_S),
+        ({"transport": "collective"}, 8, "collective", SYNC_S),
+    ],
+)
+def test_weights_travel_as_with_the_transport_of_the_config(
+    sync: dict[str, Any], per_node: int, transport: str, sync_s: float
+) -> None:
+    """A synchronous run waits for each update. Its answers end within 2 s."""
+    speeds = {**QUICK, "engines_per_node": per_node, "sync_s": SYNC_S}
+    outcome = outcome_of(8, max_staleness=0, sync=sync, **speeds)
+    assert outcome.transport == transport
+    per_step_s = outcome.hours * 3600 / outcome.steps
+    assert sync_s < per_step_s < sync_s + 5
+    assert outcome.limits["weight sync"] > 0.8
+
+
+@pytest.mark.parametrize(
+    ("limit", "simulation"),
+    [
+        ("trainer", {"step_s": 60.0}),
+        ("engines", {"token_s": 0.5, "answer_spread": 0.0}),
+        ("admission", {"straggler_share": 0.02, "straggler_factor": 100.0}),
+        ("weight sync", {"sync_s": 60.0}),
+        ("scoring", {"score_s": 60.0}),
+    ],
+)
+def test_the_stage_that_limits_the_run_is_named_first(limit: str, simulation: dict[str, float]) -> None:
+    outcome = outcome_of(8, **{**QUICK, **simulation})
+    assert next(iter(outcome.limits)) == limit
+    assert outcome.limits[limit] > 0.5
+    assert sum(outcome.limits.values()) == pytest.approx(1.0, abs=0.1)
 
 
 def test_the_slowest_of_many_ranks_decides() -> None:

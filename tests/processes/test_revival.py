@@ -261,7 +261,7 @@ def test_a_start_that_fails_is_tried_again_after_a_while() -> None:
         stage.place.die("it was killed")
         await asyncio.sleep(10)
         assert stage.recoveries() == [(2, "no memory", 3.0 + 1.0 + 3.0)]
-        assert "no memory; it is started again in 1 s, and the others go on" in stage.lines()
+        assert "no memory; restarting it in 1 s; the others keep running" in stage.lines()
 
     play(scene)
 

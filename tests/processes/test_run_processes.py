@@ -9,6 +9,8 @@ import pytest
 from penstock.errors import UserError
 from penstock.processes.run_processes import processes_of_run, stacks_of, wait_for_orphans
 
+pytestmark = pytest.mark.processes
+
 CODE = """
 import faulthandler, signal, sys
 faulthandler.register(signal.SIGUSR1, all_threads=True)

@@ -17,7 +17,7 @@ HERE = Path(__file__).parent.parent.parent
 def cluster(request: pytest.FixtureRequest) -> Iterator[NamespacedCluster]:
     """The head has room for a trainer and scorers, the others for an engine each."""
     if not request.config.getoption("--ray"):
-        pytest.skip("needs --ray (make test-ray)")
+        pytest.skip("needs --ray (make live-ray)")
     environment = {**os.environ, "PYTHONPATH": str(HERE)}
     with NamespacedCluster(resources=[HEAD, ENGINE, ENGINE], environment=environment) as nodes:
         yield nodes

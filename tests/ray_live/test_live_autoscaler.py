@@ -33,7 +33,7 @@ def test_the_autoscaler_adds_a_node_for_each_engine_and_takes_it_back(
     request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     if not request.config.getoption("--ray"):
-        pytest.skip("needs --ray (make test-ray)")
+        pytest.skip("needs --ray (make live-ray)")
     environment = {**os.environ, "PYTHONPATH": str(HERE)}
     with autoscaled_cluster(
         tmp_path, head=HEAD, worker=ENGINE, max_workers=2, idle_s=6.0, environment=environment

@@ -56,6 +56,7 @@ def test_the_ranks_of_a_trainer_spread_over_nodes_on_a_network_that_they_trust(
         assert run.stop() == 0, run.said()
 
 
+@pytest.mark.smoke
 @pytest.mark.timeout(300)
 def test_a_driver_outside_of_the_cluster_trains_over_its_nodes(
     cluster: NamespacedCluster, tmp_path: Path

@@ -19,6 +19,8 @@ from penstock.rollout.episode_runner import run_episode
 from penstock.rollout.workflow import is_command, load_workflow
 from tests.rollout.contract import sevens, spec_of
 
+pytestmark = pytest.mark.processes
+
 
 def run(program: str, model: Path, folder: Path, *, timeout_s: float = 60.0) -> Episode:
     """The episode of a program that can't reach its engine: one turn is there already."""

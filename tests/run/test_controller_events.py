@@ -1,83 +1,32 @@
 import asyncio
 
-import msgspec
-import numpy as np
 import pytest
 
-from penstock.loop.admission import StalenessGate, Ticket
+from penstock.loop.admission import StalenessGate, StepGroups, Ticket
 from penstock.loop.attempt_records import GroupDropped, GroupGenerated, scored_record
 from penstock.loop.attempts import Attempt, Attempts
 from penstock.observe.event_stream import EventStream
 from penstock.observe.events import Span
 from penstock.observe.readers import MemoryReader
-from penstock.records import Episode, Group, Message, SamplingParams, Score, Task, Turn
-from penstock.run.controller_events import ControllerEvents, sample_event, waits_of
+from penstock.run.controller_events import ControllerEvents, waits_of
 from tests.loop.test_admission import scored
 from tests.loop.test_attempts import admitted
+from tests.observe.examples import HandClock
+from tests.run.test_step_answers import ready
 
 
-def events_of(stream: EventStream, gate: StalenessGate, attempts: Attempts) -> ControllerEvents:
+def events_of(
+    stream: EventStream, gate: StalenessGate, attempts: Attempts, *, has_journal: bool = False
+) -> ControllerEvents:
     """Without advantages and texts."""
     return ControllerEvents(
-        stream, gate, attempts, advantages=lambda groups: None, decode=lambda token_ids: ""
+        stream,
+        gate,
+        attempts,
+        advantages=lambda groups: None,
+        decode=lambda token_ids: "",
+        has_journal=has_journal,
     )
-
-
-def turn(versions: list[int], text: str) -> Turn:
-    count = len(versions)
-    return Turn(
-        prompt_ids=np.array([1, 2, 3], np.int32),
-        output_ids=np.arange(count, dtype=np.int32),
-        logprobs=np.zeros(count, np.float32),
-        versions=np.array(versions, np.int32),
-        finish_reason="stop",
-        sampling=SamplingParams(max_tokens=9),
-        text=text,
-    )
-
-
-def test_a_sample_tells_its_versions_lengths_and_texts() -> None:
-    prompt = (Message(role="user", content="12 × 7"),)
-    episode = Episode(task_id="t", turns=(turn([4, 4, 5], "83?"), turn([6], "84")))
-    group = Group(number=3, task=Task(id="t", prompt=prompt), episodes=(episode,))
-    told = sample_event(
-        group, group.episodes[0], Score(value=1.0, parts={"exact": 1.0}), time=2.0, step=8, drop=None
-    )
-    assert (told.group, told.episode, told.step, told.drop) == (3, 0, 8, None)
-    assert (told.reward, told.parts) == (1.0, {"exact": 1.0})
-    assert (told.oldest_version, told.newest_version) == (4, 6)
-    assert (told.num_turns, told.num_prompt_tokens, told.num_output_tokens) == (2, 3, 4)
-    assert (told.prompt, told.answer, told.finish_reason) == ("user: 12 × 7", "84", "stop")
-
-
-def test_versions_are_those_of_the_policy_that_is_trained() -> None:
-    judge = msgspec.structs.replace(turn([900], "fine"), policy="judge")
-    episode = Episode(task_id="t", turns=(turn([4, 5], "84"), judge))
-    group = Group(number=3, task=Task(id="t", prompt="p"), episodes=(episode,))
-    told = sample_event(group, episode, None, time=2.0, step=8, drop=None, age_of=lambda version: 7 - version)
-    assert (told.oldest_version, told.newest_version, told.age) == (4, 5, 3)
-
-
-def test_an_episode_without_a_turn_or_a_score_is_told_too() -> None:
-    group = Group(
-        number=3,
-        task=Task(id="t", prompt="p"),
-        episodes=(Episode(task_id="t", turns=(), index=2, failure="timeout"),),
-    )
-    told = sample_event(group, group.episodes[0], None, time=2.0, step=None, drop="refused")
-    assert (told.reward, told.oldest_version, told.num_output_tokens, told.drop) == (None, None, 0, "refused")
-    assert (told.episode, told.failure) == (2, "timeout")
-
-
-def test_what_a_sample_keeps_is_bounded() -> None:
-    episode = Episode(
-        task_id="t", turns=(turn([1], "a" * 9000),), failure="workflow_error", message="m" * 9000
-    )
-    group = Group(number=3, task=Task(id="t", prompt="p" * 9000), episodes=(), failures=(episode,))
-    told = sample_event(group, episode, None, time=2.0, step=8, drop=None)
-    assert [len(text) for text in (told.prompt, told.answer, told.message)] == [4005, 4005, 4005]
-    told = sample_event(group, episode, None, time=2.0, step=8, drop=None, traced=True)
-    assert [len(text) for text in (told.prompt, told.answer, told.message)] == [9000, 9000, 4005]
 
 
 def attempt(began_s: float | None, generated_s: float | None, scored_s: float | None) -> Attempt:
@@ -99,8 +48,26 @@ FIRST, SECOND, OF_EARLIER = attempt(0.0, 4.0, 5.0), attempt(6.0, 8.0, 9.0), atte
     ],
 )
 def test_a_wait_is_for_what_the_last_group_was_doing(groups, start, end, waits) -> None:
-    assert waits_of(groups, start, end) == waits
+    assert waits_of(groups, start, end, "journal") == waits
     assert sum(waits.values()) == end - start
+
+
+@pytest.mark.parametrize("has_journal", [True, False])
+def test_only_a_run_with_a_journal_waits_for_one(has_journal: bool) -> None:
+    attempts, clock = Attempts(), HandClock()
+    attempts.follow(clock.time)
+    gate = StalenessGate(groups_per_step=1, max_staleness=1, late="correct")
+    told = events_of(EventStream(clock), gate, attempts, has_journal=has_journal)
+    for at, record in (
+        (1.0, admitted(0)),
+        (6.0, GroupGenerated(number=0)),
+        (8.0, scored_record(0, scored(0, [0]), None)),
+    ):
+        clock.now = at
+        attempts.apply(record)
+    clock.now = 10.0
+    waits = told.waited(7.0, StepGroups(step=0, groups=(ready(0, [0]),)))
+    assert waits == {"scoring": 1.0, "journal" if has_journal else "controller": 2.0}
 
 
 def test_groups_that_wait_at_the_same_time_have_a_track_each() -> None:

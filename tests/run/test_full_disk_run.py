@@ -17,6 +17,8 @@ from penstock.durability.durable_log import read_attempts
 from penstock.durability.journal.journal_files import DiskFiles
 from tests.small_disk import enlarge, small_filesystem
 
+pytestmark = pytest.mark.processes
+
 FULL_FROM_S, FULL_UNTIL_S = 0.5, 200.0
 
 
@@ -50,6 +52,7 @@ def test_it_waits_and_loses_nothing(seed: int, tmp_path: Path) -> None:
     assert world.steps_while_full < 6, "it stood still"
 
 
+@pytest.mark.full
 @pytest.mark.timeout(300)
 def test_the_model_of_a_real_run_waits_for_room(tmp_path: Path) -> None:
     """The demo on a filesystem that has no room for its model: it says what it needs, and saves it when there is."""
@@ -80,6 +83,7 @@ def test_the_model_of_a_real_run_waits_for_room(tmp_path: Path) -> None:
         assert "could not be written, the last of step 2: " in summary["failed_checkpoints"]
 
 
+@pytest.mark.full
 @pytest.mark.timeout(300)
 def test_a_real_run_waits_and_loses_nothing(small_disk: Path) -> None:
     """The demo on a filesystem of 900 KiB, enlarged when the run says that it is full."""

@@ -8,12 +8,15 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import aiohttp
+import pytest
 
 from penstock.observe.config import ObserveConfig
 from penstock.observe.page_address import bind
 from penstock.run.page_server import dashboard
 from tests.observe.examples import phase, run_event, step
 from tests.observe.store.written import write
+
+pytestmark = pytest.mark.processes
 
 PAGE = """
 import json, os, socket, sys
@@ -117,7 +120,7 @@ def test_a_page_that_can_not_start_costs_lines_and_nothing_else(tmp_path: Path) 
 
     lines = asyncio.run(main())
     assert lines[1].startswith("the dashboard can't be started (") and lines[1].endswith(
-        "the run goes on without it"
+        "the run continues without it"
     )
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 from aiohttp import web
 
 from penstock.config.loader import build
@@ -23,6 +24,8 @@ from penstock.run.preflight import Prepared
 from penstock.run.rollout_workers import retry_words, start_episodes
 from tests.rollout.contract import sevens, spec_of
 from tests.services import service
+
+pytestmark = pytest.mark.processes
 
 
 @asynccontextmanager
@@ -83,6 +86,7 @@ def test_clients_that_a_framework_keeps_by_address_fail_no_episode(tiny_model: P
     ] * 64
 
 
+@pytest.mark.full
 def test_what_hangs_or_dies_costs_its_episode_and_is_replaced(tiny_model: Path, tmp_path: Path) -> None:
     paths = {"began": str(tmp_path / "began"), "until": str(tmp_path / "never")}
 

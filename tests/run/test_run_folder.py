@@ -1,4 +1,3 @@
-import json
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -21,7 +20,7 @@ from penstock.loop.history import HistoryState
 from penstock.records import Task
 from penstock.run import run_folder
 from penstock.run.preflight import new_run_folder
-from penstock.run.run_folder import held, load_saved_run, put_aside_rows_past, write_config
+from penstock.run.run_folder import held, load_saved_run, write_config
 from penstock.tasks.stream import StreamState, TaskStream
 
 ARGUMENTS = {"arguments": {"token": "secret-1"}}
@@ -343,16 +342,7 @@ def test_a_run_that_can_not_go_on_says_why(
 
 
 def test_two_can_not_write_into_one_folder(tmp_path: Path) -> None:
-    with held(tmp_path), pytest.raises(UserError, match="still going on"), held(tmp_path):
+    with held(tmp_path), pytest.raises(UserError, match="still running"), held(tmp_path):
         pass
     with held(tmp_path):
         pass
-
-
-def test_rows_past_the_checkpoint_are_put_aside(tmp_path: Path) -> None:
-    rows = [json.dumps({"step": step, "loss": 0.5}) for step in (1, 2, 3)]
-    (tmp_path / "metrics.jsonl").write_text("\n".join(rows) + '\n{"step": 4, "lo')
-    put_aside_rows_past(tmp_path, 2)
-    put_aside_rows_past(tmp_path, 2)
-    assert (tmp_path / "metrics.jsonl").read_text().splitlines() == rows[:2]
-    assert (tmp_path / "metrics.undone.jsonl").read_text().splitlines() == [rows[2], '{"step": 4, "lo']

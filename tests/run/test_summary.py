@@ -41,7 +41,8 @@ def test_a_summary_is_made_of_events_alone(tmp_path: Path) -> None:
     assert (summary.wall_s, summary.training_s) == (21.0, 4.0)
     assert (summary.heldout_reward_start, summary.heldout_reward_end) == (0.25, 0.75)
     assert summary.train_reward_end == 0.5
-    assert (summary.trainer_idle, summary.engine_idle) == (0.75, 0.5)
+    assert summary.trainer_time == {"worked": 0.25, "waited": 0.25, "other": 0.5}
+    assert summary.engine_time == {"worked": 0.5, "waited": 0.25, "other": 0.25}
     assert (summary.tokens, summary.tokens_per_s) == (1000, 250.0)
     assert (summary.staleness_mean, summary.staleness_max) == (1.5, 2.0)
     assert (summary.sync_stall_s, summary.sync_stall_max_s) == (0.5, 0.75)
@@ -62,15 +63,15 @@ def test_checkpoints_that_could_not_be_written_are_in_the_summary() -> None:
     )
 
 
-def test_the_view_and_the_summary_mean_the_same_by_busy() -> None:
+def test_the_view_and_the_summary_mean_the_same_by_work() -> None:
     state = RunState()
     for event in EVENTS[:-4]:
         state.on(event)
     shown = {process.name: process.busy for process in state.status().processes}
     state.on(phase("done", 114.0))
     summary = summarise(state)
-    assert shown["trainer"] == pytest.approx(1 - summary.trainer_idle)
-    assert (shown["engine0"] + shown["engine1"]) / 2 == pytest.approx(1 - summary.engine_idle)
+    assert shown["trainer"] == pytest.approx(summary.trainer_time["worked"])
+    assert (shown["engine0"] + shown["engine1"]) / 2 == pytest.approx(summary.engine_time["worked"])
 
 
 def test_a_run_that_was_stopped_before_training_has_a_summary() -> None:
@@ -78,7 +79,7 @@ def test_a_run_that_was_stopped_before_training_has_a_summary() -> None:
     state.on(run_event())
     state.on(phase("done", 101.0))
     summary = summarise(state)
-    assert (summary.steps, summary.train_reward_end, summary.trainer_idle) == (0, None, 1.0)
+    assert (summary.steps, summary.train_reward_end, set(summary.trainer_time.values())) == (0, None, {0.0})
 
 
 def test_numbers_that_json_has_no_word_for_are_written_as_null(tmp_path: Path) -> None:
@@ -102,6 +103,8 @@ def test_a_summary_can_be_read_by_a_person() -> None:
     assert lines[0] == "penstock · demo"
     assert "  held-out reward                0.250 → 0.750" in lines
     assert "  dropped groups                 1 empty, 2 stale" in lines
+    assert "  generation while training      250 tok/s (1,000 tokens)" in lines
+    assert "  trainer                        worked 25%, waited 25%, other 50%" in lines
     assert lines[-1] == "  run folder                     runs/<b> (stopped early)"
     shown = summary._repr_html_()
     assert "<tr><td>held-out reward</td><td>0.250 → 0.750</td></tr>" in shown

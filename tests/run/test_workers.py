@@ -53,6 +53,7 @@ def takes_memory(task: Task, completion: str) -> float:
     return float(len(bytearray(3 * 10**9)))
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("reward", "reason", "said"),
     [

@@ -40,5 +40,5 @@ def test_a_stream_that_begins_again_fails() -> None:
         async for _ in stream_answer(Chunks(([1], False, None), ([3], True, "stop")), REQUEST):
             pass
 
-    with pytest.raises(PenstockError, match="made this answer begin again"):
+    with pytest.raises(PenstockError, match="the answer restarted"):
         asyncio.run(read())

@@ -334,6 +334,7 @@ async def serving_at(model: Path, port: int) -> AsyncIterator[None]:
         yield
 
 
+@pytest.mark.processes
 def test_the_command_serves_until_a_signal(tiny_model: Path, tmp_path: Path) -> None:
     """`builtin`, whose model is a tiny one here, for who has the token."""
     stand_in = f"import penstock.cli.serve as serve; serve.open_builtin = lambda name, cache, log: {{'builtin': {str(tiny_model)!r}}}[name]; "

@@ -63,7 +63,7 @@ def test_what_was_removed_is_gone(server: BucketServer) -> None:
 
 
 def test_a_server_without_a_token_is_refused() -> None:
-    with pytest.raises(ValueError, match="those who know a token"):
+    with pytest.raises(ValueError, match="only with a token"):
         BucketServer("127.0.0.1", "")
 
 

@@ -21,6 +21,8 @@ from penstock.sync.slot_publisher import Publishing
 from penstock.sync.transports import Rendezvous, make_publisher
 from tests.sync.contract import Tensors, make_tensors, publish
 
+pytestmark = pytest.mark.processes
+
 TIMEOUT_S = 30.0
 """A tenth of the time after which a broadcast gives up by itself."""
 
@@ -155,6 +157,7 @@ def test_engines_come_and_go_and_none_is_ever_half_updated(run: Run) -> None:
     check(run.deliver(run.publish(), [first, late]))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("transport", ["shared_memory", "filesystem", "cuda_ipc"])
 def test_slices_of_two_trainer_processes_add_up_in_an_engine(transport: str, tmp_path: Path) -> None:
     device = "cuda" if transport == "cuda_ipc" else "cpu"

@@ -10,6 +10,8 @@ from penstock.cli.main import main
 from penstock.records import Interrupt, UpdateReceipt, WeightUpdate
 from penstock.run.workers import LaunchedEngine
 
+pytestmark = pytest.mark.processes
+
 STEPS = 4
 
 

@@ -58,5 +58,8 @@ def test_the_page_is_in_a_readers_order_and_links_every_section(tool: ModuleType
     places.append(page.index("- [`staleness`](configuration.md#staleness): "))
     assert places == sorted(places)
     assert "| `prompt: str \\| tuple[Message, ...]` | Text, or chat messages. |" in page
-    assert "def continue_(turn: Turn, addition: str | Messages) -> list[int]\n    # The context after" in page
+    assert (
+        "def continue_(turn: Turn, addition: str | Messages) -> list[int]\n    # Return the context after"
+        in page
+    )
     assert "- `ConfigError`: A config file, section or override is wrong." in page

@@ -1,4 +1,4 @@
-"""An environment of the real `verifiers`, in its own Python environment, through our front door: `make test-verifiers`."""
+"""An environment of the real `verifiers`, in its own Python environment, through our front door: `make live-verifiers`."""
 
 import asyncio
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "verifiers"
 def python(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Path:
     given: str | None = request.config.getoption("--verifiers")
     if given is None:
-        pytest.skip("needs --verifiers PYTHON (make test-verifiers)")
+        pytest.skip("needs --verifiers PYTHON (make live-verifiers)")
     python = Path(given).absolute()
     monkeypatch.setenv("PATH", f"{python.parent}:/usr/bin:/bin")
     # The chat loop of verifiers installs its packages when it is first started: from here, without a network.
@@ -74,6 +74,7 @@ def test_it_runs_as_it_is_and_asks_for_the_tokens_that_the_template_writes(
     assert [turn.prompt_ids.tolist() for turn in (*right.turns, *wrong.turns)] == [expected] * 2
 
 
+@pytest.mark.smoke
 @pytest.mark.timeout(600)
 def test_an_environment_with_a_class_of_its_own_is_one_sequence_over_its_turns(
     python: Path, tokenizer: ChatTokenizer, monkeypatch: pytest.MonkeyPatch

@@ -1,1 +1,1 @@
-"""The vLLM engine on real servers: `make test-vllm`. Without `--vllm PATH` these tests are skipped."""
+"""The vLLM engine on real servers: `make live-vllm`. Without `--vllm PATH` these tests are skipped."""

@@ -19,7 +19,7 @@ def vllm(request: pytest.FixtureRequest) -> str:
     """The program that starts vLLM."""
     command: str | None = request.config.getoption("--vllm")
     if command is None:
-        pytest.skip("needs --vllm PATH (make test-vllm)")
+        pytest.skip("needs --vllm PATH (make live-vllm)")
     return command
 
 

@@ -10,6 +10,7 @@ from penstock.cli.main import main
 from tests.vllm_live.live import ADAPTER_RANK, reset_weights
 
 
+@pytest.mark.smoke
 @pytest.mark.timeout(600)
 def test_the_demo_learns_on_vllm(
     server: str, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

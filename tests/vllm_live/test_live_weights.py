@@ -136,6 +136,7 @@ def test_every_token_is_of_the_weights_that_its_version_names(
     play(scene)
 
 
+@pytest.mark.smoke
 @pytest.mark.timeout(300)
 def test_inflight_goes_on_within_one_answer(server: str, model: str, tmp_path: Path) -> None:
     async def scene() -> None:

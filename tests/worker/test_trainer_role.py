@@ -462,7 +462,7 @@ def join_with(rank: int, folder: Path, seeds: list[int], learning_rates: list[fl
     return ""
 
 
-@pytest.mark.xdist_group("processes")
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("seeds", "learning_rates", "what"),
     [([0, 0], [0.1, 0.1], ""), ([0, 1], [0.1, 0.1], "model"), ([0, 0], [0.1, 0.2], "settings")],

@@ -47,7 +47,7 @@ class ServerSettings:
         """Raise `UserError` if no server can be started with these settings."""
         if self.returns_experts and self.is_cpu:
             raise UserError(
-                "engine.record_routing=on with engine.kind=vllm needs a GPU: on a CPU vLLM does not tell the "
+                "engine.record_routing=on with engine.kind=vllm needs a GPU: on a CPU vLLM does not return the "
                 "experts that it chooses; use engine.kind=embedded, or engine.record_routing=off to train without"
             )
 

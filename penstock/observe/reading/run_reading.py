@@ -25,7 +25,6 @@ from penstock.observe.events import (
     Drop,
     EvaluationEvent,
     LogLine,
-    PhaseEvent,
     RecoveryEvent,
     RunEvent,
     SampleEvent,
@@ -41,12 +40,12 @@ from penstock.observe.reading.sample_table import Rows, SampleTable
 from penstock.observe.reading.segment_follower import ReadFrame, SegmentFollower, shift
 from penstock.observe.reading.staleness_table import StalenessTable
 from penstock.observe.reading.step_table import StepTable
-from penstock.observe.reading.time_sheet import Cost, ProcessTime, TimeSheet, cost_of
 from penstock.observe.reading.token_trace import TokenTrace
 from penstock.observe.run_state import RunState
 from penstock.observe.status import RunStatus
 from penstock.observe.store.segments import FOLDER, StepColumns, StoredStep, key_times, segment_path
 from penstock.observe.store.session_number import read_head
+from penstock.observe.time_sheet import Cost, ProcessTime, cost_of
 
 LOCK = ".lock"
 """Lock file of a run folder, which a running controller holds (`penstock.run.run_folder`)."""
@@ -102,7 +101,6 @@ class RunReading:
         self.lines: list[LogLine] = []
         self.vocabulary: dict[int, str] = {}
         self.step_of_group: dict[int, int] = {}
-        self._time_sheet = TimeSheet()
         self._session = 0
         self._last_scored: int | None = None
         """Row of the newest sample that was scored."""
@@ -193,7 +191,7 @@ class RunReading:
 
     def time_sheet(self) -> list[ProcessTime]:
         """Return where the time of the trainer and of each engine went while the run trained."""
-        return self._time_sheet.processes()
+        return self.state.time_sheet.processes()
 
     def cost(self) -> Cost:
         seconds = sum(session.ended - session.began for session in self.sessions)
@@ -201,6 +199,7 @@ class RunReading:
             num_gpus=self.num_gpus,
             seconds=seconds,
             tokens=sum(engine.tokens.total for engine in self.state.engines),
+            tokens_training=sum(engine.tokens_training for engine in self.state.engines),
             gpu_hour_price=self.config.get("observe", {}).get("gpu_hour_price"),
         )
 
@@ -287,21 +286,16 @@ class RunReading:
                 for group in record.groups:
                     self.step_of_group[group] = record.step
                 record = self._step_event(record)
-                self._time_sheet.on(record)
             case StalenessEvent():
                 self.staleness.add(record)
             case Counters():
                 self.counter_series.add(record)
-                self._time_sheet.on(record)
-            case PhaseEvent():
-                self._time_sheet.on(record)
             case Drop():
                 self.drops.append(record)
             case EvaluationEvent():
                 self.evaluations.append(record)
             case UpdateEvent():
                 self.updates.append(record)
-                self._time_sheet.on(record)
             case RecoveryEvent():
                 self.recoveries.append(record)
             case LogLine():

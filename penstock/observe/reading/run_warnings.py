@@ -126,7 +126,7 @@ def _signal(run: RunReading) -> Iterator[RunWarning]:
             fix="lower trainer.learning_rate",
         )
     first, last = _ends(run.steps.column("entropy"))
-    if first > 0 and last < 0.1 * first:
+    if first > 0 and last < 0.1 * first and not _improved(run):
         yield RunWarning(
             what="answers have become alike",
             why=f"entropy went from {first:.3g} to {last:.3g}",
@@ -178,13 +178,12 @@ def _lengths(run: RunReading) -> Iterator[RunWarning]:
 
 def _waits(run: RunReading) -> Iterator[RunWarning]:
     for one in run.time_sheet():
-        waits = {name: share for name, share in one.shares.items() if name.startswith(("wait", "idle"))}
-        total = sum(waits.values())
-        if total > 0.4:
-            cause = max(waits, key=lambda name: waits[name])
+        waited = one.sums["waited"]
+        if waited > 0.4:
+            cause, share = max(one.waits.items(), key=lambda wait: wait[1])
             yield RunWarning(
-                what=f"{one.process} had nothing to do for {total:.0%} of the time",
-                why=f"most of it ({waits[cause]:.0%}): {cause}",
+                what=f"{one.process} had nothing to do for {waited:.0%} of the time",
+                why=f"most of it ({share:.0%}): {cause}",
                 fix="docs/reading-a-run.md says what to change for each cause",
             )
 
@@ -202,6 +201,15 @@ def _records(run: RunReading) -> Iterator[RunWarning]:
             why="the run was killed while it wrote",
             fix="nothing: at most the last half second of that session is missing",
         )
+
+
+def _improved(run: RunReading) -> bool:
+    """Return whether the held-out reward rose, or the training reward of a run that is not evaluated."""
+    heldout = run.state.heldout
+    if len(heldout) > 1:
+        return heldout[-1][1] > heldout[0][1]
+    first, last = _ends(run.steps.column("reward"))
+    return last > first
 
 
 def _ends(column: Floats) -> tuple[float, float]:

@@ -187,10 +187,9 @@ class SampleTable:
         texts = self._read_texts(self._numbers[row])
         if texts is None:
             return msgspec.structs.replace(event, text_kept=False)
-        prompt, answer, message = texts
-        return msgspec.structs.replace(event, prompt=prompt, answer=answer, message=message)
+        return msgspec.structs.replace(event, **texts)
 
-    def _read_texts(self, number: int) -> tuple[str, str, str] | None:
+    def _read_texts(self, number: int) -> dict[str, Any] | None:
         self._texts.refresh()
         places = self._texts.places
         index = bisect_right(places, number, key=_key) - 1
@@ -207,7 +206,7 @@ class SampleTable:
         if not 0 <= at < len(records):
             return None
         prompt = next((one.prompt for one in reversed(records[: at + 1]) if one.prompt is not None), "")
-        return prompt, records[at].answer, records[at].message
+        return {**msgspec.structs.asdict(records[at]), "prompt": prompt}
 
 
 _key: Callable[[FrameLocation], int] = lambda place: place.key  # noqa: E731

@@ -160,9 +160,11 @@ class EventStore(Reader):
         begins_frame = len(self._waiting["texts"]) % RECORDS_OF_A_FRAME["texts"] == 0
         same = event.prompt == self._last_prompt and not begins_frame
         self._last_prompt = event.prompt
-        texts = Texts(prompt=None if same else event.prompt, answer=event.answer, message=event.message)
-        self._add("texts", texts)
-        self._add("samples", msgspec.structs.replace(event, prompt="", answer="", message=""))
+        prompt = None if same else event.prompt
+        self._add(
+            "texts", Texts(prompt=prompt, answer=event.answer, message=event.message, turns=event.turns)
+        )
+        self._add("samples", msgspec.structs.replace(event, prompt="", answer="", message="", turns=()))
 
     def _add_step(self, event: StepEvent) -> None:
         row = self._state.row or event.metrics

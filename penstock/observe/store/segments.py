@@ -41,6 +41,7 @@ from penstock.observe.events import (
     StalenessEvent,
     TokensEvent,
     TokenTexts,
+    TurnText,
     UpdateEvent,
 )
 
@@ -107,6 +108,7 @@ class Texts(msgspec.Struct, frozen=True, kw_only=True, tag=True, array_like=True
     """None: the same as that of the sample before it in the frame."""
     answer: str
     message: str
+    turns: tuple[TurnText, ...] = ()
 
 
 Fact = (

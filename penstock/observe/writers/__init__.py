@@ -30,6 +30,13 @@ class SampleWriter(Protocol):
 
 
 @runtime_checkable
+class UndoingWriter(Protocol):
+    """Has every step once, though some are trained again after the trainer was lost."""
+
+    def undo_past(self, step: int) -> None: ...
+
+
+@runtime_checkable
 class Tracker(Protocol):
     """Keeps metrics elsewhere, under an id by which a resumed run is found again."""
 

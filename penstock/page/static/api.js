@@ -12,7 +12,7 @@ export function takeToken() {
   const found = /^#token=([\w-]+)$/.exec(location.hash);
   if (found) {
     sessionStorage.setItem(KEY, found[1]);
-    history.replaceState(null, "", `${location.pathname}#/samples`);
+    history.replaceState(null, "", `${location.pathname}#/now`);
   }
   return sessionStorage.getItem(KEY);
 }

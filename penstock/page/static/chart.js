@@ -29,7 +29,7 @@ export class Chart {
     this.axis = axis;
     this.marks = marks;
     this.readout = el("output");
-    this.name = el("figcaption", null, el("span", null, title), this.readout);
+    this.name = el("figcaption", null, el("span", { title }, title), this.readout);
     this.box = el("div.plot");
     this.node = el("figure.chart", { tabindex: 0, "aria-label": title }, this.name, this.box);
     this.plot = null;
@@ -60,7 +60,7 @@ export class Chart {
         series.push(plain("transparent"), plain("transparent"));
       }
       data.push(placed(line.y));
-      series.push({ ...plain(tint), width: 1.5 });
+      series.push({ ...plain(tint), width: 1.5, points: { show: Boolean(line.dots), size: 6, fill: tint } });
     });
     return { data, series, bands };
   }
@@ -97,7 +97,7 @@ export class Chart {
     const words = this.lines.map((line, index) => {
       const x = at === null || at === undefined ? null : this.plot.data[0][at];
       const place = x === null ? line.x.length - 1 : nearest(line.x, x);
-      const label = line.label ? `${line.label} ` : "";
+      const label = (line.label ? `${line.label} ` : "") + (x === null && index === 0 ? "last " : "");
       return el("span", null, el("i.swatch", { style: { background: lineColor(line.hue ?? index) } }), label, el("b", null, number(line.y[place])), x === null ? "" : ` at ${SHOW_X[this.axis](line.x[place])}`);
     });
     this.readout.replaceChildren(...words);
@@ -143,4 +143,10 @@ export function nearest(xs, x) {
 export function asLine([x, low, high, mean], label, hue) {
   const varies = low.some((value, at) => value !== high[at]);
   return { label, hue, x, y: mean, low: varies ? low : null, high: varies ? high : null };
+}
+
+/** Makes a line of few points, [[x, y], …], each of which shows; the last of several at one place counts. */
+export function asDots(points) {
+  const placed = [...new Map(points)].sort(([a], [b]) => a - b);
+  return { x: placed.map(([x]) => x), y: placed.map(([, y]) => y), dots: true };
 }

@@ -1,7 +1,7 @@
 // Holds the charts of one view: loaded when they come into sight, and lengthened as steps arrive.
 
 import { get } from "./api.js";
-import { asLine, Chart } from "./chart.js";
+import { asDots, asLine, Chart } from "./chart.js";
 
 const REFRESH_POINTS = 1500;
 /** Above this number of points, the server is asked for a thinned curve again. */
@@ -29,12 +29,24 @@ export class ChartSet {
     return chart.node;
   }
 
+  /** Adds a chart of the evaluations that every message brings; it is hidden until there is one. */
+  addEvaluations(title, now) {
+    const node = this.add(null, title);
+    this.place(node.chart, now);
+    return node;
+  }
+
+  place(chart, { evaluations }) {
+    chart.points = asDots(evaluations);
+    chart.node.hidden = !evaluations.length;
+  }
+
   look(entries) {
     for (const entry of entries) {
       const chart = this.charts.get(entry.target);
       if (!chart) continue;
       chart.inSight = entry.isIntersecting;
-      if (chart.inSight && !chart.columns) this.waiting.add(chart);
+      if (chart.inSight && !chart.columns && !chart.points) this.waiting.add(chart);
       else if (chart.inSight) this.draw(chart);
     }
     if (this.waiting.size) this.load();
@@ -55,12 +67,17 @@ export class ChartSet {
   }
 
   draw(chart) {
-    chart.show([asLine(chart.columns)]);
+    chart.show([chart.points ?? asLine(chart.columns)]);
   }
 
   /** Adds new steps of the stream. A message without rows makes it request the curves again. */
   live({ rows, now }) {
     for (const chart of this.charts.values()) {
+      if (chart.points) {
+        this.place(chart, now);
+        if (chart.inSight) this.draw(chart);
+        continue;
+      }
       if (!chart.columns) continue;
       if (!rows || this.axis === "tokens" || chart.columns[0].length > REFRESH_POINTS) {
         if (now.last === chart.last) continue;

@@ -47,6 +47,11 @@ export function versions(oldest, newest) {
   return oldest === newest ? `v${newest}` : `v${oldest}–${newest}`;
 }
 
+/** Names the steps whose mean is a run's reward. */
+export function lastSteps({ reward_steps }) {
+  return reward_steps === 1 ? "last step" : `last ${reward_steps} steps`;
+}
+
 export function plural(amount, one, many = `${one}s`) {
   return `${count(amount)} ${amount === 1 ? one : many}`;
 }

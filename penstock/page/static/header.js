@@ -1,7 +1,7 @@
 // Draws the line that is always shown: which run, whether it is running, how far it is, and how well it does.
 
 import { el, fill } from "./dom.js";
-import { count, duration, number } from "./format.js";
+import { count, duration, lastSteps, number } from "./format.js";
 
 const STATES = { done: ["done", "ended"], died: ["died", "lost"], "": ["running", "going"] };
 
@@ -9,7 +9,7 @@ export function showTop(top, { runs, at, isThere, pick }) {
   const run = runs[at];
   fill(
     top,
-    el("a.brand", { href: "#/samples", title: "To the samples" }, "penstock"),
+    el("a.brand", { href: "#/now", title: "To the view Now" }, "penstock"),
     run && runs.length > 1 ? picker(runs, at, pick) : run && el("span.run", { title: run.folder }, run.name),
     run && state(run, isThere),
     run && facts(run),
@@ -42,7 +42,7 @@ function facts(run) {
     "dl.facts",
     null,
     fact("step", `${count(status.step)} / ${count(status.steps)}`),
-    fact("reward", number(status.reward)),
+    fact(`reward, ${lastSteps(run)}`, number(status.reward)),
     heldout !== null && fact("held-out", number(heldout)),
     fact(run.ended === "" && status.left_s !== null ? "to go" : "took", left),
   );

@@ -21,7 +21,7 @@ import { timeline } from "./views/timeline.js";
 import { tokens } from "./views/tokens.js";
 
 /** The views, in the order of the page. */
-const OF_ONE_RUN = { samples, tokens, now, time, staleness, drops, timeline };
+const OF_ONE_RUN = { now, samples, tokens, time, staleness, drops, timeline };
 const VIEWS = exported ? { findings, ...OF_ONE_RUN, metrics, machine, config } : { ...OF_ONE_RUN, compare, metrics, machine, config };
 const HIDDEN = { group };
 const TITLES = { findings: "Findings", samples: "Samples", tokens: "Tokens", now: "Now", time: "Where time went", staleness: "Staleness", drops: "Drops", timeline: "Timeline", compare: "Compare", metrics: "Metrics", machine: "Machine", config: "Config", group: "Group" };

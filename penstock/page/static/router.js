@@ -3,7 +3,7 @@
 export function here() {
   const [path, words] = location.hash.replace(/^#\/?/, "").split("?");
   const parts = path.split("/");
-  return { view: parts[0] || "samples", thing: parts[1] ?? null, query: Object.fromEntries(new URLSearchParams(words ?? "")) };
+  return { view: parts[0] || "now", thing: parts[1] ?? null, query: Object.fromEntries(new URLSearchParams(words ?? "")) };
 }
 
 export function address(view, query = {}, thing = null) {

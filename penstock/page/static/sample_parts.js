@@ -30,17 +30,19 @@ export function facts(sample) {
   return el("dl.sheet", null, rows.map(([name, value, kind]) => el(kind ? `div.${kind}` : "div", null, el("dt", null, name), el("dd", null, value))));
 }
 
-export function text(label, value, kept = true) {
+export function text(label, value, kept = true, kind = "text") {
   const body = kept ? el("pre", null, value === "" ? el("em", null, "empty") : value) : el("p.note", null, "This text is no longer kept (observe.samples_mb).");
-  return el("div.text", null, el("h3", null, label), body);
+  return el(`div.${kind}`, null, el("h3", null, label), body);
 }
 
 export function texts(sample) {
-  return [
-    text("Prompt", sample.prompt, sample.text_kept),
-    text("Answer", sample.answer, sample.text_kept),
-    sample.message && text(sample.failure ?? "Message", sample.message),
-  ];
+  return [text("Prompt", sample.prompt, sample.text_kept), answer(sample)];
+}
+
+/** Shows what was answered, turn by turn where there are several, and the message of a failure. */
+export function answer(sample) {
+  const turns = sample.transcript.map((one) => text(one.label, one.text, true, one.is_read ? "text.read" : "text"));
+  return [...(turns.length ? turns : [text("Answer", sample.answer, sample.text_kept)]), sample.message && text(sample.failure ?? "Message", sample.message)];
 }
 
 export function ways(sample, run) {

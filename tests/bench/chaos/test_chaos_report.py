@@ -14,6 +14,8 @@ from penstock.bench.chaos.faults import Fault
 from penstock.errors import PenstockError
 
 
+@pytest.mark.processes
+@pytest.mark.full
 @pytest.mark.timeout(900)
 def test_a_run_whose_processes_are_killed_keeps_its_promises(tmp_path: Path) -> None:
     report = run(tmp_path / "report.json", kills=2, seed=0, steps=20, longest_s=2.0, folder=tmp_path / "run")

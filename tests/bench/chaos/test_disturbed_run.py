@@ -5,7 +5,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from penstock.bench.chaos.disturbed_run import cut_off, no_room, workers_of
+
+pytestmark = pytest.mark.processes
 
 WRITER = """
 import os, sys

@@ -1,4 +1,8 @@
+import pytest
+
 from penstock.bench.sync.broadcast_figure import measure_gain, small_tensors
+
+pytestmark = pytest.mark.processes
 
 
 def test_both_ways_bring_all_tensors_to_another_process() -> None:

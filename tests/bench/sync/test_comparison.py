@@ -9,6 +9,8 @@ from penstock.bench.sync.comparison import arm_table, choose, in_words, run
 from penstock.errors import ConfigError
 
 
+@pytest.mark.processes
+@pytest.mark.full
 def test_two_processes_exchange_weights(tmp_path: Path) -> None:
     path = tmp_path / "sync.json"
     names = [

@@ -8,6 +8,8 @@ from penstock.bench.sync.engine_beside import EngineBeside
 from penstock.bench.sync.serving_process import Serving
 from penstock.bench.sync.update_arm import Effort, UpdateArm
 
+pytestmark = pytest.mark.processes
+
 
 def test_an_engine_in_this_process_takes_every_selection() -> None:
     effort = Effort(shape="tiny", device="cpu", updates=1, warmup=1, rate_s=0.1)

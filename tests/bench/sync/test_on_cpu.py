@@ -1,3 +1,4 @@
+import pytest
 import torch
 
 from penstock.bench.shapes import make_shape
@@ -29,6 +30,8 @@ def test_the_headline_has_what_was_measured() -> None:
     }
 
 
+@pytest.mark.processes
+@pytest.mark.full
 def test_a_tiny_adapter_and_a_restarted_engine() -> None:
     part = CpuPart("tiny", 1)
     chosen = ["tiny: shared memory, adapter of rank 16", "engine restarted"]

@@ -1,7 +1,11 @@
+import pytest
+
 from penstock.bench.sync.on_gpu import GpuPart, in_child
 from penstock.bench.sync.update_arm import Effort, UpdateArm
 
 
+@pytest.mark.processes
+@pytest.mark.full
 def test_a_process_of_its_own_tells_each_arm() -> None:
     effort = Effort(shape="tiny", device="cpu", updates=1, warmup=1, rate_s=0.1)
     arms = [

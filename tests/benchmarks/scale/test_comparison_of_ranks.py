@@ -7,7 +7,10 @@ import pytest
 
 from benchmarks.scale import comparison_of_ranks
 
+pytestmark = pytest.mark.processes
 
+
+@pytest.mark.full
 @pytest.mark.timeout(400)
 def test_every_figure_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(comparison_of_ranks, "RANKS", (2, 4))  # each is a process to start

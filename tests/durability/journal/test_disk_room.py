@@ -44,7 +44,9 @@ def test_writers_wait_and_a_person_is_told_once(number: int) -> None:
 
     run_in_virtual_time(scene())
     assert len(said) == 2
-    assert said[0].startswith("the disk is full: the run waits, and loses nothing; make room and it goes on")
+    assert said[0].startswith(
+        "the disk is full: the run waits, and loses nothing; make room and it continues"
+    )
     assert os.strerror(number) in said[0]
     assert said[1] == "the disk has room again: the run continues, and nothing was lost"
 

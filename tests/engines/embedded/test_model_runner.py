@@ -30,7 +30,7 @@ def test_the_context_is_the_models_unless_shorter() -> None:
 
 def test_a_model_with_other_layers_than_attention_is_refused() -> None:
     config = MambaConfig(vocab_size=20, hidden_size=16, state_size=4, num_hidden_layers=2)
-    with pytest.raises(UserError, match="every layer is attention"):
+    with pytest.raises(UserError, match="every layer has attention"):
         ModelRunner(MambaForCausalLM(config), EmbeddedConfig(), max_context=32)
 
 

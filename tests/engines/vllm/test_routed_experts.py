@@ -91,7 +91,7 @@ def test_nothing_is_stored_that_was_not_asked_for_or_is_known() -> None:
 
 
 BAD = {
-    "nothing": (None, r"told no routed experts for a; start it with --enable-return-routed-experts"),
+    "nothing": (None, r"returned no routed experts for a; start it with --enable-return-routed-experts"),
     "no base64": ("*", r"must be a \.npy file in base64"),
     "no array": (base64.b64encode(b"hello").decode(), r"must be a \.npy file in base64"),
     "objects": (encoded(np.array([{}], dtype=object)), r"must be a \.npy file in base64"),

@@ -10,12 +10,15 @@ import pytest
 from tests.engines.vllm.fake_program import fake_vllm
 from tests.test_end_to_end import nothing_goes_on, project, start_endless  # noqa: F401  (fixtures)
 
+pytestmark = pytest.mark.processes
+
 
 def servers(pid: int) -> list[psutil.Process]:
     children = psutil.Process(pid).children(recursive=True)
     return [child for child in children if "--uds" in child.cmdline()]
 
 
+@pytest.mark.full
 @pytest.mark.timeout(300)
 def test_a_killed_server_is_replaced_and_the_run_goes_on(project: Path, tmp_path: Path) -> None:  # noqa: F811
     process = start_endless(

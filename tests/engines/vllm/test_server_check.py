@@ -114,6 +114,7 @@ def test_another_tokenizer_is_one_sentence(tmp_path: Path) -> None:
         ask_fake(FakeVllm(), tmp_path, lambda client: check_tokenizer(client, [1, 3], model="mine"))
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("said", "found"),
     [
@@ -131,6 +132,7 @@ def test_a_version_below_the_needed_one_is_named(tmp_path: Path, said: str, foun
     assert asyncio.run(too_old(str(program))) == found
 
 
+@pytest.mark.processes
 def test_a_program_that_says_nothing_is_not_called_old(tmp_path: Path) -> None:
     program = tmp_path / "vllm"
     program.write_text("#!/bin/sh\nexit 3\n")

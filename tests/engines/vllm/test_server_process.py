@@ -17,6 +17,8 @@ from penstock.engines.vllm.server_process import (
 )
 from penstock.errors import UserError
 
+pytestmark = pytest.mark.processes
+
 SERVER = """#!{python}
 import http.server, os, socketserver, sys
 class Handler(http.server.BaseHTTPRequestHandler):

@@ -197,7 +197,7 @@ def test_an_answer_without_its_experts_costs_the_request_and_not_the_engine(tmp_
     async def scene() -> None:
         fake = FakeVllm()
         async with opened(fake, tmp_path, blobs=MemoryBlobs(), layout=LAYOUT) as engine:
-            with pytest.raises(BlobLost, match="told no routed experts for a"):
+            with pytest.raises(BlobLost, match="returned no routed experts for a"):
                 await collect(engine.generate(ask("a", max_tokens=4, record_routing=True)))
             assert len(joined(await collect(engine.generate(ask("b", max_tokens=4))))) == 4
 
@@ -298,6 +298,7 @@ async def started(
         await asyncio.gather(running, return_exceptions=True)
 
 
+@pytest.mark.processes
 def test_a_server_that_dies_is_started_again_and_waits_for_weights(tmp_path: Path) -> None:
     async def scene() -> None:
         async with started(tmp_path, token_s=0.2) as (engine, _):  # 50 tokens are not there before it dies
@@ -321,6 +322,7 @@ def test_a_server_that_dies_is_started_again_and_waits_for_weights(tmp_path: Pat
     play(scene)
 
 
+@pytest.mark.processes
 def test_a_server_that_dies_too_often_ends_the_engine(tmp_path: Path) -> None:
     async def scene() -> None:
         async with started(tmp_path, restarts=0) as (engine, running):

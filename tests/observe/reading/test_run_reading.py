@@ -10,6 +10,7 @@ from penstock.observe.reading.run_reading import LOCK, RunReading
 from penstock.observe.run_state import RunState
 from penstock.observe.store.event_store import EventStore
 from penstock.run import run_folder
+from penstock.run.summary import summarise
 from tests.observe.examples import ONE_OF_EACH, counters, drop, phase, run_event, step
 from tests.observe.store.written import KEPT, read, sample, write
 
@@ -50,7 +51,23 @@ def test_the_state_is_the_one_of_the_run_itself(tmp_path: Path) -> None:
     ):
         assert getattr(found.status(), name) == getattr(live.status(), name), name
     assert found.row == pytest.approx(live.row)
-    assert found.training_s == live.training_s
+    assert found.time_sheet.processes() == live.time_sheet.processes()
+
+
+def test_tokens_of_training_are_those_of_the_summary_and_the_others_are_evaluations(tmp_path: Path) -> None:
+    events = [
+        run_event(100.0),
+        counters("engine0", 105.0, tokens=300.0),
+        phase("training", 105.0),
+        counters("engine0", 107.0, tokens=1300.0),
+        step(1, 107.0),
+        phase("evaluating", 107.0),
+        counters("engine0", 109.0, tokens=1500.0),
+    ]
+    write(tmp_path, events)
+    run = read(tmp_path)
+    assert (run.cost().tokens, run.cost().tokens_training) == (1500.0, 1000.0)
+    assert summarise(run.state).tokens == 1000
 
 
 def test_a_run_is_followed_while_it_goes_on(tmp_path: Path) -> None:

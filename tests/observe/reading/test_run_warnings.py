@@ -11,6 +11,10 @@ from tests.observe.store.written import read, sample, write
 DONE = phase("done", 500.0)
 
 
+def alike(number: int) -> float:
+    return 1.0 if number < 30 else 0.01
+
+
 def steps(count: int = 60, *, reward=lambda number: number / 60, **metrics):
     """`metrics` are functions of the number of the step."""
     return [
@@ -52,7 +56,11 @@ def found(folder: Path, *events) -> list[str]:
         ([*steps(zero_advantage_fraction=lambda n: 0.95), DONE], "most groups teach nothing"),
         ([*steps(grad_norm=lambda n: 0.0), DONE], "the gradient is zero"),
         ([*steps(skipped_updates=lambda n: 2), DONE], "2 updates were skipped"),
-        ([*steps(entropy=lambda n: 1.0 if n < 30 else 0.01), DONE], "answers have become alike"),
+        ([*steps(reward=lambda n: 0.5, entropy=alike), DONE], "answers have become alike"),
+        (
+            [*steps(entropy=alike), heldout(0, 0.5), heldout(60, 0.4), DONE],
+            "answers have become alike",
+        ),
         ([*steps(ess=lambda n: 0.2), DONE], "few tokens carry the gradient"),
         ([*steps(logprob_gap_mean=lambda n: 0.5), DONE], "engine and trainer disagree on the same weights"),
         ([*steps(nonfinite_logprobs=lambda n: n == 3), DONE], "logprobs were not finite"),
@@ -80,6 +88,13 @@ def test_a_good_run_has_no_warning(tmp_path: Path) -> None:
         logprob_gap_mean=lambda n: 1e-4,
     )
     assert found(tmp_path, *good, heldout(0, 0.2), heldout(60, 0.8), DONE) == []
+
+
+@pytest.mark.parametrize(
+    "evaluations", [[], [heldout(0, 0.2), heldout(60, 0.8)]], ids=["training reward", "held-out reward"]
+)
+def test_answers_that_become_alike_and_better_are_no_warning(tmp_path: Path, evaluations) -> None:
+    assert found(tmp_path, *steps(entropy=alike), *evaluations, DONE) == []
 
 
 def test_waits_and_recoveries_are_named(tmp_path: Path) -> None:

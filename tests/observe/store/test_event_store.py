@@ -1,11 +1,23 @@
 import random
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from penstock.observe.events import CheckpointEvent, PhaseEvent, RunEvent
+from penstock.observe.events import CheckpointEvent, PhaseEvent, RunEvent, TurnText
 from penstock.observe.store.event_store import budgets
-from tests.observe.examples import ONE_OF_EACH, STALENESS, TOKENS, counters, drop, phase, run_event, step
+from penstock.observe.store.segments import Texts
+from tests.observe.examples import (
+    ONE_OF_EACH,
+    STALENESS,
+    TOKENS,
+    TURNS,
+    counters,
+    drop,
+    phase,
+    run_event,
+    step,
+)
 from tests.observe.store.written import begin, read, sample, write
 
 
@@ -85,6 +97,19 @@ def test_texts_of_a_group_share_their_prompt(tmp_path: Path) -> None:
     run = read(tmp_path)
     for row in (0, 7, 8, 63, 64, 65, 127, 128, 199):
         assert (run.samples.read(row).prompt, run.samples.read(row).answer) == (f"p{row // 8}", f"a{row}")
+
+
+def test_turns_are_kept_beside_the_texts(tmp_path: Path) -> None:
+    odd = (TurnText(turn=0, role="model", text="half \ud800"),)
+    write(tmp_path, [run_event(), sample(1, turns=TURNS), sample(2), sample(3, turns=odd)])
+    samples = read(tmp_path).samples
+    assert [samples.read(row).turns[:9] for row in (0, 1)] == [TURNS, ()]
+    assert samples.read(2).turns[0].text == "half \\ud800"
+    assert samples.head(0).turns == ()
+
+
+def test_texts_of_runs_before_turns_were_kept_are_read() -> None:
+    assert msgspec.convert(["Texts", "p", "a", ""], Texts).turns == ()
 
 
 def test_steps_of_other_columns_are_told_apart(tmp_path: Path) -> None:

@@ -20,6 +20,8 @@ from penstock.processes.launchers.local import LocalLauncher
 from penstock.scoring.scoring_process import START_SCORING, ScoringStart
 from tests.processes.launchers.contract import LauncherContract, where_it_shows
 
+pytestmark = pytest.mark.processes
+
 NOTHING = Method("nothing.such", int, int)
 
 

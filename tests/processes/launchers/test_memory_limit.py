@@ -2,6 +2,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from penstock.processes.launchers.memory_limit import (
     NAME,
     limit_memory,
@@ -31,6 +33,7 @@ def taken(memory_gb: str) -> list[str]:
     return done.stdout.split()
 
 
+@pytest.mark.processes
 def test_a_process_that_wants_more_than_it_may_is_refused() -> None:
     assert taken("4.5") == ["4500000000", "refused"]
     assert taken("0")[0] == str(machine_bytes() // 2)

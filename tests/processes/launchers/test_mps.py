@@ -11,6 +11,8 @@ from penstock.processes.launchers import mps as room
 from penstock.processes.launchers.mps import mps, quit_orphan
 from tests.processes.launchers.fake_mps import FakeMps
 
+pytestmark = pytest.mark.processes
+
 WHOLE_LIFE = ["-d", "get_server_list", "quit"]
 
 

@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from penstock.processes.launchers.private_folder import PrivateFolder, remove_if_abandoned, sweep
 
 HOLD = (
@@ -24,6 +26,7 @@ def test_it_is_there_for_its_owner_alone_until_it_is_removed(tmp_path: Path) -> 
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.processes
 def test_that_of_a_live_process_stays_and_that_of_a_dead_one_is_swept(tmp_path: Path) -> None:
     owner = subprocess.Popen(
         [sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True, env=dict(os.environ)

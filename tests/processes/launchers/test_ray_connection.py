@@ -138,6 +138,7 @@ sys.exit(3)
 """
 
 
+@pytest.mark.processes
 def test_an_agent_gets_the_token_from_its_input_and_its_end_is_told() -> None:
     end = PlacingActor().run(["-c", AGENT], "the-token")
     assert (end.code, end.last_lines.split()) == (3, ["True", "False"])

@@ -22,6 +22,8 @@ from penstock.processes.launchers.user_files import gather
 from penstock.scoring.scoring_process import START_SCORING, ScoringStart
 from tests.processes.launchers.contract import LauncherContract, where_it_shows
 
+pytestmark = pytest.mark.processes
+
 NOTHING = Method("nothing.such", int, int)
 TOKEN = "a token of the test"
 
@@ -142,6 +144,7 @@ def test_an_end_is_told_with_signal_host_and_last_lines(tmp_path: Path) -> None:
     assert "most recent call first" in death.detail
 
 
+@pytest.mark.full
 def test_a_silent_node_is_lost_in_less_than_five_seconds_and_its_worker_cannot_come_back(
     tmp_path: Path,
 ) -> None:

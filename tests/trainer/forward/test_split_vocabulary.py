@@ -16,7 +16,7 @@ from penstock.trainer.parallel.process_ranks import leave_ranks
 from tests.trainer.parallel.layout_gradients import join
 from tests.trainer.parallel.rank_processes import on_ranks
 
-pytestmark = pytest.mark.xdist_group("processes")
+pytestmark = pytest.mark.processes
 
 # Of the kept ids of the first row the second rank (4, 5, 6) has none; those of the last are of both.
 KEPT = KeptIds(offsets=torch.tensor([0, 2, 2, 5]), ids=torch.tensor([1, 3, 0, 2, 6]))

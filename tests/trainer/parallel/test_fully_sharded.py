@@ -32,7 +32,7 @@ from tests.trainer.parallel.rank_processes import on_ranks, rank_device
 from tests.trainer.test_algorithms import near_policy
 from tests.trainer.test_policy_trainer import SGD
 
-pytestmark = pytest.mark.xdist_group("processes")
+pytestmark = pytest.mark.processes
 
 LOSS_CASES: list[Case] = [({"loss": name}, {}) for name in LOSSES.names()]
 OTHER_CASES: list[Case] = [

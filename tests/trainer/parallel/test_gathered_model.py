@@ -14,7 +14,7 @@ from penstock.trainer.parallel.process_ranks import leave_ranks
 from tests.trainer.parallel.layout_gradients import join
 from tests.trainer.parallel.rank_processes import on_ranks
 
-pytestmark = pytest.mark.xdist_group("processes")
+pytestmark = pytest.mark.processes
 
 WHOLE = {"rows": torch.arange(10.0).view(5, 2), "scalar": torch.tensor(3.0), "one": torch.ones(1)}
 

@@ -15,7 +15,7 @@ from tests.trainer.builders import tiny_model
 from tests.trainer.parallel.layout_gradients import join
 from tests.trainer.parallel.rank_processes import on_ranks
 
-pytestmark = pytest.mark.xdist_group("processes")
+pytestmark = pytest.mark.processes
 
 
 def exchange(rank: int, folder: Path) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from tests.trainer.parallel.layout_gradients import join
 from tests.trainer.parallel.rank_processes import on_ranks
 from tests.trainer.test_algorithms import near_policy
 
-pytestmark = pytest.mark.xdist_group("processes")
+pytestmark = pytest.mark.processes
 
 ALONE: dict[str, int] = {}
 

@@ -30,7 +30,7 @@ from tests.trainer.parallel.rank_processes import on_ranks, rank_device
 from tests.trainer.parallel.test_fully_sharded import LOSS_CASES, OTHER_CASES
 from tests.trainer.test_algorithms import near_policy
 
-pytestmark = pytest.mark.xdist_group("processes")
+pytestmark = pytest.mark.processes
 
 
 def split(rank: int, folder: Path) -> tuple[dict[str, Any], str]:

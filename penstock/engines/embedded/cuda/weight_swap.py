@@ -23,9 +23,9 @@ import torch
 from penstock.engines.embedded.cuda.kernels.step_end import (
     GAVE_UP,
     NEWEST,
-    STOOD_NS,
+    RESUMED,
     STOPPED,
-    WENT_ON,
+    WAITED_NS,
     stop_if_asked,
 )
 from penstock.engines.embedded.stepper import NOTHING_DRAWN, Swapped
@@ -135,8 +135,8 @@ class Gate:
         finally:
             self._open(live, version)
         verify_s = verify()
-        self._until(WENT_ON, self._side)
-        return Swapped(float(self._answers[STOOD_NS]) / 1e9, verify_s)
+        self._until(RESUMED, self._side)
+        return Swapped(float(self._answers[WAITED_NS]) / 1e9, verify_s)
 
     def _stop(self) -> None:
         """Stop the device at a gate, and return when it waits there. One more gate is queued behind everything

@@ -5,7 +5,7 @@ import { asLine, Chart, lineColor } from "../chart.js";
 import { choice, el, empty, fill, section, table } from "../dom.js";
 import { number, versions } from "../format.js";
 import { address, adjust } from "../router.js";
-import { reward, text } from "../sample_parts.js";
+import { answer, reward, text } from "../sample_parts.js";
 
 export async function compare(root, { runs, query }) {
   fill(root, el("h1", null, "Compare"));
@@ -86,7 +86,7 @@ function answers(query) {
 
   async function show() {
     const { runs } = await get("answers", { task: query.task });
-    const column = ({ name, samples }) => el("article.attempt", null, el("header", null, el("h3", null, name)), samples.length ? samples.map((sample) => [el("p", null, reward(sample.reward), ` step ${sample.step ?? "–"}, ${versions(sample.oldest, sample.newest)}`), text("Answer", sample.answer, sample.text_kept)]) : el("p.muted", null, "no answer is kept"));
+    const column = ({ name, samples }) => el("article.attempt", null, el("header", null, el("h3", null, name)), samples.length ? samples.map((sample) => [el("p", null, reward(sample.reward), ` step ${sample.step ?? "–"}, ${versions(sample.oldest, sample.newest)}`), answer(sample)]) : el("p.muted", null, "no answer is kept"));
     const prompt = runs.flatMap(({ samples }) => samples)[0]?.prompt ?? "";
     fill(body, text("Prompt", prompt), el("div.attempts", null, runs.map(column)));
   }

@@ -30,9 +30,9 @@ function warning({ what, why, fix }) {
   return el("div.warning", null, el("b", null, what), `: ${why}.`, el("p.note", null, fix));
 }
 
-function shares({ process, total_s, parts }) {
+function shares({ process, total_s, parts, sums }) {
   const sorted = [...parts].sort((a, b) => b[1] - a[1]).filter(([, seconds]) => seconds > 0.005 * total_s);
-  return el("div", null, el("dt", null, process), el("dd", null, sorted.map(([part, seconds]) => `${part} ${percent(seconds / total_s)}`).join(", ")));
+  return el("div", null, el("dt", null, process), el("dd", null, `${sums.map(([sum, share]) => `${sum} ${percent(share)}`).join(", ")}: `, sorted.map(([part, seconds]) => `${part} ${percent(seconds / total_s)}`).join(", ")));
 }
 
 function answer(sample, why, run) {

@@ -3,7 +3,7 @@
 import { get } from "../api.js";
 import { el, fill } from "../dom.js";
 import { plural } from "../format.js";
-import { facts, reward, text, ways } from "../sample_parts.js";
+import { answer, facts, reward, text, ways } from "../sample_parts.js";
 
 export async function group(root, { run, thing, keys }) {
   const found = await get(`run/${run}/group/${Number(thing)}`);
@@ -14,8 +14,7 @@ export async function group(root, { run, thing, keys }) {
       "article.attempt",
       { tabindex: 0, "aria-label": `Attempt ${sample.episode}` },
       el("header", null, el("h3", null, `Attempt ${sample.episode}`), reward(sample.reward, 0, best)),
-      text("Answer", sample.answer, sample.text_kept),
-      sample.message && text(sample.failure ?? "Message", sample.message),
+      answer(sample),
       facts(sample),
       ways(sample, run),
     ),

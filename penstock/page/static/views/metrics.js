@@ -14,19 +14,21 @@ const KINDS = [
 ];
 
 export async function metrics(root, { run, query, keys }) {
-  const { names } = await get(`run/${run}/metrics`);
+  const { names: all, same } = await get(`run/${run}/metrics`);
+  const titles = new Map(all.filter((name) => !same[name]).map((name) => [name, [name, ...all.filter((other) => same[other] === name)].join(" = ")]));
+  const names = [...titles.keys()];
   const axis = query.x ?? "step";
   const charts = new ChartSet(run, axis);
   const field = el("input", { type: "search", placeholder: "Find a metric", "aria-label": "Find a metric", value: query.find ?? "", oninput: () => show() });
   const body = el("div");
   fill(root, el("h1", null, "Metrics"), el("div.tools", null, field, choice("Over", [["step", "steps"], ["time", "time"], ["tokens", "tokens"]], axis, (x) => adjust({ x }))), body);
-  const nodes = new Map(names.map((name) => [name, charts.add(name)]));
+  const nodes = new Map(names.map((name) => [name, charts.add(name, titles.get(name))]));
   show();
   keys["/"] = { what: "find a metric", act: () => field.focus() };
 
   function show() {
     const word = field.value.trim().toLowerCase();
-    const left = new Set(names.filter((name) => name.toLowerCase().includes(word)));
+    const left = new Set(names.filter((name) => titles.get(name).toLowerCase().includes(word)));
     if (!left.size) return fill(body, names.length ? empty("No metric has such a name") : empty("No step yet", "Curves begin with the first one."));
     const groups = [...KINDS, ["Others", /./]].map(([title, fits]) => {
       const some = [...left].filter((name) => fits.test(name));

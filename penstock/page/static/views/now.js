@@ -3,41 +3,44 @@
 import { get } from "../api.js";
 import { ChartSet } from "../chart_set.js";
 import { el, fill, section } from "../dom.js";
-import { count, duration, number, percent, versions } from "../format.js";
+import { count, duration, lastSteps, number, percent, versions } from "../format.js";
 
-const CURVES = [["reward", "Reward"], ["staleness_mean", "Staleness, mean"], ["entropy", "Entropy"], ["kl", "KL to the policy that sampled"], ["answer_tokens_mean", "Answer length, tokens"], ["tokens_per_s", "Tokens a second"]];
+const CURVES = [["reward", "Reward of each step"], ["staleness_mean", "Staleness, mean"], ["entropy", "Entropy"], ["kl", "KL to the policy that sampled"], ["answer_tokens_mean", "Answer length, tokens"], ["tokens_per_s", "Tokens a second"]];
 
 export async function now(root, { run }) {
   const [found, known, said] = await Promise.all([get(`run/${run}/now`), get(`run/${run}/metrics`), get(`run/${run}/lines`)]);
   const charts = new ChartSet(run);
-  const top = el("div");
+  const [top, groups] = [el("div"), el("div")];
   const shown = CURVES.filter(([name]) => known.names.includes(name));
-  fill(root, el("h1", null, "Now"), top, el("div.charts", null, shown.map(([name, title]) => charts.add(name, title))), log(said.lines));
-  show(top, found);
+  const [reward, ...others] = shown.map(([name, title]) => charts.add(name, title));
+  fill(root, el("h1", null, "Now"), top, el("div.charts", null, reward, charts.addEvaluations("Held-out reward", found)), groups, el("div.charts", null, others), log(said.lines));
+  show(found);
   return {
     live: (message) => {
-      show(top, message.now);
+      show(message.now);
       charts.live(message);
     },
     close: () => charts.close(),
   };
-}
 
-function show(top, found) {
-  const status = found.status;
-  const goesOn = found.ended === "";
-  fill(top, sentence(found), figures(found), goesOn && flow(status, found.trained_groups), goesOn && processes(status), last(status));
+  function show(found) {
+    const status = found.status;
+    const isRunning = found.ended === "";
+    fill(top, sentence(found), figures(found));
+    fill(groups, isRunning && flow(status, found.trained_groups), isRunning && processes(status), last(status));
+  }
 }
 
 function sentence({ status, ended, is_running }) {
   const limit = status.bottleneck;
-  if (ended === "died") return el("p.limit.lost", null, el("b", null, "The run has died: "), `no controller holds its folder, and no end was written. It was at step ${status.step}; penstock resume goes on from its last checkpoint.`);
+  if (ended === "died") return el("p.limit.lost", null, el("b", null, "The run has died: "), `no controller holds its folder, and no end was written. It was at step ${status.step}; penstock resume continues from its last checkpoint.`);
   if (!is_running) return el("p.limit", null, el("b", null, "The run has ended. "), `It took ${duration(status.elapsed_s)} for ${count(status.step)} steps.`);
   if (!limit) return el("p.limit", null, el("b", null, `${status.phase}. `), status.phase === "training" ? "What limits the run is known after a few steps." : "");
   return el("p.limit", null, el("b", null, `Limited by ${limit.who}: `), `${limit.why}.`);
 }
 
-function figures({ status, ended }) {
+function figures(found) {
+  const { status, ended } = found;
   const heldout = status.heldout;
   const change = heldout.length > 1 ? `${number(heldout[0][1])} at step ${heldout[0][0]}` : "";
   const lost = Object.values(status.drops).reduce((sum, one) => sum + one, 0);
@@ -46,7 +49,7 @@ function figures({ status, ended }) {
     null,
     figure("Step", `${count(status.step)}`, `of ${count(status.steps)}`, status.step / Math.max(1, status.steps)),
     figure(ended === "" ? "To go" : "Took", ended === "" ? duration(status.left_s) : duration(status.elapsed_s), ended === "" ? `${duration(status.elapsed_s)} so far` : ""),
-    figure("Reward", number(status.reward), status.first_reward === null ? "" : `${number(status.first_reward)} at first`),
+    figure(`Reward, ${lastSteps(found)}`, number(status.reward), status.first_reward === null ? "" : `${number(status.first_reward)} at first`),
     figure("Held-out", heldout.length ? number(heldout[heldout.length - 1][1]) : "–", change),
     figure("Staleness", number(status.staleness_mean), status.staleness_bound === null ? "" : `bound ${status.staleness_bound}, max ${number(status.staleness_max)} so far`, status.staleness_bound ? status.staleness_mean / status.staleness_bound : null),
     figure("Dropped", count(lost), lost ? Object.entries(status.drops).map(([reason, amount]) => `${count(amount)} ${reason}`).join(", ") : "no group"),

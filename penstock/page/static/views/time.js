@@ -6,7 +6,7 @@ import { count, duration, number, percent } from "../format.js";
 
 export async function time(root, { run }) {
   const body = el("div");
-  fill(root, el("h1", null, "Where time went"), el("p.note", null, "Of the time in which the run trained. Work is what a process is there for: forward, backward and optimizer of the trainer, forward passes of an engine. Sync is giving or taking weights, other what else a step needs. The rest is waiting, by its cause."), body);
+  fill(root, el("h1", null, "Where time went"), el("p.note", null, "Of the time in which the run trained. Work is what a process is there for: forward, backward and optimizer of the trainer, forward passes of an engine. Sync is giving or taking weights. The rest of a step is packing, metrics and records. Waits are hatched, and named by their cause."), body);
   await show();
 
   async function show() {
@@ -25,23 +25,23 @@ export async function time(root, { run }) {
   };
 }
 
-const KINDS = { work: "work", sync: "sync", other: "other" };
+const KINDS = { work: "work", sync: "sync", "rest of the step": "other", "between steps": "between", "between passes": "between" };
 /** Smallest share of time that is shown. */
 const LEAST = 0.005;
 
-/** Gives work, sync and other their own colours, and waits hatches in order of appearance. */
+/** Gives waits hatches in order of appearance, and everything else its own colour. */
 function painted(parts) {
   let waits = 0;
   return new Map(parts.map(([part]) => [part, KINDS[part] ?? `wait-${waits++ % 5}`]));
 }
 
-function process({ process: name, total_s, parts }) {
+function process({ process: name, total_s, parts, sums }) {
   const shown = parts.filter(([, seconds]) => seconds >= LEAST * total_s);
   const hues = painted(shown);
   const kinds = (part) => hues.get(part);
   const shares = shown.map(([part, seconds]) => el(`i.${kinds(part)}`, { style: { flexGrow: String(seconds) }, title: `${part}: ${duration(seconds)}, ${percent(seconds / total_s, 1)}` }));
   const words = shown.map(([part, seconds]) => el("span", null, el(`i.swatch.${kinds(part)}`), part, " ", el("b", null, percent(seconds / total_s))));
-  return el("div.spent", null, el("h2", null, name, " ", el("small", null, duration(total_s))), el("div.shares", { role: "img", "aria-label": shown.map(([part, seconds]) => `${part} ${percent(seconds / total_s)}`).join(", ") }, shares), el("div.legend", null, words));
+  return el("div.spent", null, el("h2", null, name, " ", el("small", null, [duration(total_s), ...sums.map(([sum, share]) => `${sum} ${percent(share)}`)].join(", "))), el("div.shares", { role: "img", "aria-label": shown.map(([part, seconds]) => `${part} ${percent(seconds / total_s)}`).join(", ") }, shares), el("div.legend", null, words));
 }
 
 function sheet(processes) {
@@ -58,6 +58,7 @@ function costs(cost) {
     ["GPUs", cost.num_gpus ? count(cost.num_gpus) : "none: the run used CPUs"],
     ["GPU-hours", number(cost.gpu_hours)],
     ["tokens generated", count(cost.tokens)],
+    ["of them while training", count(cost.tokens_training)],
     ["tokens per GPU-hour", cost.num_gpus ? count(cost.tokens_per_gpu_hour) : "–"],
     ["price", cost.price === null || cost.price === undefined ? "not set" : number(cost.price)],
   ];

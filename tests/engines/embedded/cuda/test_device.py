@@ -50,6 +50,7 @@ class TestContract(EngineContract):
             yield engine
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("family", ["qwen2", "gemma2", "gpt_oss"])
 @settings(
     max_examples=2 if DEVICE == "cpu" else 6,  # the interpreter is slow
@@ -110,6 +111,7 @@ def test_labels_explain_every_token_across_swaps(rebuilt):
     asyncio.run(main())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("cut", [{}, {"top_p": 0.9}], ids=["whole", "top-p"])
 def test_a_seed_gives_the_same_tokens_whatever_else_is_in_the_batch(cut):
     reference = make_model()
@@ -369,6 +371,7 @@ class DeviceShadow(Shadow):
             self.newest[seq] = token
 
 
+@pytest.mark.full
 @pytest.mark.skipif(DEVICE != "cpu", reason="a GPU is not done when a launch returns")
 @settings(
     max_examples=4,
@@ -656,6 +659,8 @@ def test_an_update_while_the_cache_is_full_leaves_nobody_waiting(rebuild):
     asyncio.run(main())
 
 
+@pytest.mark.processes
+@pytest.mark.full
 @pytest.mark.parametrize("family", ["qwen2", "gpt_oss"])
 def test_compiled_layers_are_exact(family):
     """Prompts and decoding through the code that torch.compile makes: what it hands to our operator is what the
@@ -676,6 +681,8 @@ def test_compiled_layers_are_exact(family):
     asyncio.run(main())
 
 
+@pytest.mark.processes
+@pytest.mark.full
 def test_two_engines_of_one_process_share_compiled_code_and_do_not_mix():
     """Their steps alternate, prompts of one between windows of the other."""
     torch._dynamo.reset()  # all compiled modules share one list of graphs, which has a bound

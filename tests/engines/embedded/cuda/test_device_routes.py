@@ -108,6 +108,7 @@ class SpyingDriver(RoutesDriver):
         device.graphs._step, device._sample = stepping, sampling
 
 
+@pytest.mark.full
 @settings(
     max_examples=2 if DEVICE == "cpu" else 12,  # the interpreter is slow
     deadline=None,

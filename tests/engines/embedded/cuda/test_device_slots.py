@@ -53,6 +53,7 @@ def test_joined_projections_take_the_adapters_of_their_members(targets):
     asyncio.run(main())
 
 
+@pytest.mark.full
 def test_several_policies_and_the_base_answer_in_one_batch():
     base = make_model("llama")
     adapters = three_policies(base)
@@ -73,6 +74,7 @@ def test_several_policies_and_the_base_answer_in_one_batch():
     asyncio.run(main())
 
 
+@pytest.mark.full
 def test_a_policy_moves_to_its_new_adapter_within_a_window():
     """What is queued goes on with the new adapter from its next step on, and labels say where that was."""
     base = make_model("llama")

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 STOPS = 8
 """Stop tokens of a request that the device looks for; the host finds the others."""
-STOPPED, STOOD_NS, WENT_ON, GAVE_UP, NEWEST = range(5)
+STOPPED, WAITED_NS, RESUMED, GAVE_UP, NEWEST = range(5)
 """Numbers that the device writes for the host: the update it waits for, how long it waited for the last one, the
 last update after which it continued, and one that it gave up on. From `NEWEST` on: for each policy, the version of
 its newest tokens."""
@@ -96,7 +96,7 @@ def _fence():  # what was stored before is seen by the host before what is store
 @triton.jit
 def _gate_kernel(
     asked, opened, device_report, patience_ns,
-    STOPPED: tl.constexpr, STOOD_NS: tl.constexpr, WENT_ON: tl.constexpr, GAVE_UP: tl.constexpr,
+    STOPPED: tl.constexpr, WAITED_NS: tl.constexpr, RESUMED: tl.constexpr, GAVE_UP: tl.constexpr,
 ):  # fmt: skip
     """Wait in one warp, so that all threads see the same. `asked` and `device_report` are in host memory."""
     ticket = tl.load(asked, volatile=True)
@@ -111,9 +111,9 @@ def _gate_kernel(
             stood = _nanoseconds() - start
         if seen < ticket:
             tl.store(device_report + GAVE_UP, ticket)
-        tl.store(device_report + STOOD_NS, stood)
+        tl.store(device_report + WAITED_NS, stood)
         _fence()
-        tl.store(device_report + WENT_ON, ticket)
+        tl.store(device_report + RESUMED, ticket)
 
 
 def stop_if_asked(
@@ -123,5 +123,5 @@ def stop_if_asked(
     `patience_ns` the device gives up, reports that too, and continues."""
     _gate_kernel[(1,)](
         asked, opened, device_report, patience_ns,
-        STOPPED=STOPPED, STOOD_NS=STOOD_NS, WENT_ON=WENT_ON, GAVE_UP=GAVE_UP, num_warps=1,
+        STOPPED=STOPPED, WAITED_NS=WAITED_NS, RESUMED=RESUMED, GAVE_UP=GAVE_UP, num_warps=1,
     )  # fmt: skip

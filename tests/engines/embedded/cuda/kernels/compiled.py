@@ -37,7 +37,7 @@ INTEGERS = (
     "tiles",
 )
 LONG = (
-    "asked", "opened", "told", "versions", "policies", "output_versions", "newest", "seeds", "places", "tokens", "top_k", "drawn",
+    "asked", "opened", "device_report", "versions", "policies", "output_versions", "newest", "seeds", "places", "tokens", "top_k", "drawn",
     "positions", "records", "step_at", "step", "stops", "output_tokens", "addresses", "targets", "owners", "starts",
     "sums",
 )  # fmt: skip
@@ -71,7 +71,7 @@ def assembly(
 
 
 def all_kernels() -> Iterator[tuple[str, str]]:
-    answers = {name: getattr(kernels, name) for name in ("STOPPED", "STOOD_NS", "WENT_ON", "GAVE_UP")}
+    answers = {name: getattr(kernels, name) for name in ("STOPPED", "WAITED_NS", "RESUMED", "GAVE_UP")}
     yield "gate", assembly(kernels._gate_kernel, 1, **answers)
     yield "advance", assembly(kernels._advance_kernel, 8, STOPS=kernels.STOPS, SIZE=512, POLICIES=1)
     wide = dict.fromkeys(("ids", "chosen", "slots"), "*i64")

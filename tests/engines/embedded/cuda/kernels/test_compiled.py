@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.processes
+
 pytest.importorskip("triton", reason="triton is not installed: pip install 'penstock[gpu]'")
 
 
