@@ -19,8 +19,8 @@ from transformers.utils import logging as transformers_logging
 from penstock.engines.embedded.paged_attention_check import check_paged_attention
 from penstock.errors import UserError
 from penstock.models import attention_probe
-from penstock.models.load import refusal
 from penstock.models.small_twin import limits_of
+from penstock.models.support import refusal
 from penstock.trainer.forward.packed_model import check_packed_attention
 
 FAR = 1 << 30

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from penstock.models.load import load_config
+from penstock.models.support import load_config
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -80,8 +80,7 @@ class Run:
         """Whether it trains, or has trained: before that, there is nothing to save."""
 
     def stop(self) -> None:
-        """End after the step in progress, or now if training has not begun. Safe to call at any time, from any
-        thread."""
+        """End after the step in progress, or now if training has not begun. Any thread may call it at any time."""
         if self.has_begun:
             self._ending.stop()
             self._ending.call(self._stop_in_order)
@@ -89,13 +88,12 @@ class Run:
             self.cancel()
 
     def cancel(self) -> None:
-        """End without an evaluation. The trainer still completes its step, and the model is saved. As safe as
-        `stop`."""
+        """End without an evaluation. The trainer completes its step, and the model is saved."""
         self._ending.cancel()
         self._ending.call(self._stop_waiting)
 
     def say(self, line: str) -> None:
-        """Log a line as an event of the run. As safe as `stop`."""
+        """Log a line as an event of the run."""
         if not self._ending.call(partial(self._events.log, line)):
             self._events.log(line)
 
@@ -145,7 +143,6 @@ class Run:
             stream.close()
 
     def _begin_events(self) -> None:
-        """Switch events to the event loop's clock, and store them in the run folder."""
         prepared, stream, loop = self._prepared, self._shown.stream, asyncio.get_running_loop()
         self._ending.bind()
         stream.move_to(loop, loop.call_soon)
@@ -177,8 +174,7 @@ class Run:
                 await collector.fetch()
 
     def _begin_tasks(self, beginning: Beginning) -> None:
-        """Subscribe the curriculum. A new run also reports what a crash would cost, and makes its step 0
-        resumable."""
+        """Subscribe the curriculum. A new run reports what a crash would cost and makes its step 0 resumable."""
         config, tasks = self._config, beginning.tasks
         if tasks.curriculum is not None:
             self._shown.stream.subscribe("curriculum", tasks.curriculum)
@@ -204,8 +200,7 @@ class Run:
         await self._save(workers)
 
     async def _train(self, opened: _Opened, workers: Workers) -> None:
-        """Start the workers that only training needs, build the controller, and train while workers that die are
-        replaced."""
+        """Start the workers that only training needs, build the controller, and train."""
         config, prepared, beginning = self._config, self._prepared, opened.beginning
         resumes = config.sync.interrupt not in ONE_VERSION
         engines = EnginePool(
@@ -382,7 +377,6 @@ class Run:
         await supervised(self._room.patiently(save), [workers.trainer.place])
 
     def _what_is_left(self) -> str:
-        """Describe in a sentence how to recover what was trained without the trainer."""
         folder, found = self._prepared.folder, checkpoints_of(self._prepared.folder)
         step = max(found, default=0)
         if found and self._controller is not None and self._controller.steps_done == step:
@@ -392,8 +386,7 @@ class Run:
         return f"the checkpoint of step {step} is all that is left" if found else "no checkpoint holds it"
 
     async def _rescue(self, workers: Workers, error: Exception) -> None:
-        """Save what was trained before the run failed. The caller reports the failure, which an error here must
-        not hide."""
+        """Save what was trained before the run failed. An error here must not hide the failure."""
         if self._controller is None or not self.has_begun:
             return
         self._events.log(f"the run failed: {error}")
