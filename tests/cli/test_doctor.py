@@ -11,7 +11,7 @@ from penstock.run.monitor import write_standing
 from penstock.run.run_folder import held
 from tests.loop.test_attempts import admitted, finished
 from tests.observe.examples import ONE_OF_EACH
-from tests.run.test_run import SimulatedRun
+from tests.run.simulated_run import SimulatedRun
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from penstock.loop.spans import numbers_of
 from penstock.records import CheckpointWritten, StepPlan, StepResult, WeightUpdate
 from penstock.trainer.trainer_start import TrainerStart
 from tests.processes.dying_worker import ReturningWorker
-from tests.run.test_run import SimulatedRun, Trainer
+from tests.run.simulated_run import SimulatedRun, Trainer
 
 
 class RevivedWorker(ReturningWorker):
@@ -86,7 +86,7 @@ def killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Sim
     def play(*seconds: float, **settings: Any) -> SimulatedRun:
         """A run whose trainer is killed after so many steps each, and a bit."""
         run = SimulatedRun(tmp_path, monkeypatch, run={"steps": 12, **settings})
-        monkeypatch.setattr("tests.run.test_run.Trainer", MortalTrainer)
+        run.trainer_kind = MortalTrainer
 
         async def disturb(run: SimulatedRun) -> None:
             for steps in seconds:
@@ -152,7 +152,7 @@ def test_a_trainer_goes_back_behind_a_damaged_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = SimulatedRun(tmp_path, monkeypatch, run={"steps": 12, "checkpoint_every": 3, "journal": True})
-    monkeypatch.setattr("tests.run.test_run.Trainer", MortalTrainer)
+    run.trainer_kind = MortalTrainer
 
     async def disturb(run: SimulatedRun) -> None:
         await run.after(7)

@@ -9,7 +9,7 @@ from penstock.bench.chaos.run_audit import complaints_of
 from penstock.durability.checkpoints import read_progress
 from penstock.durability.durable_log import FOLDER
 from penstock.durability.kept_checkpoints import PROGRESS, checkpoints_of
-from tests.run.test_run import SimulatedRun
+from tests.run.simulated_run import SimulatedRun
 
 
 def test_a_run_that_counted_a_group_twice_or_not_at_all_is_found(
