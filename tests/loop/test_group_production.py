@@ -42,6 +42,7 @@ class World:
             gate, log=self.log, dropped=lambda group, reason, *rest: self.drops.append((group.number, reason))
         )
         self.scored: list[int] = []
+        self.tasks = Tasks()
 
         def value(task: Any, episode: Any) -> float:
             self.scored.append(episode.index)
@@ -57,7 +58,7 @@ class World:
                 timeout_s=9.0,
             ),
             scorer=SimulatedScorer(score_s=lambda: 0.01, value=value),
-            tasks=Tasks(),
+            tasks=self.tasks,
             buffer=self.buffer,
             failures=FailureStreak(9),
             blobs=MemoryBlobs(),
@@ -71,7 +72,9 @@ class World:
             async with asyncio.TaskGroup() as background:
                 feeding = background.create_task(self.production.feed(background))
                 try:
-                    return (await self.buffer.take_step()).numbers
+                    numbers = (await self.buffer.take_step()).numbers
+                    assert self.tasks.returned == []  # nothing grows old here
+                    return numbers
                 finally:
                     feeding.cancel()
                     self.production.cancel()
