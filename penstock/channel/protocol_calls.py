@@ -61,8 +61,9 @@ def remote(
     **own: Callable[..., Any],
 ) -> P:
     """Return an object whose methods are calls to the process at the other end of a channel, or to the present
-    process of a `Place`. A closed channel raises `lost` with the known reason, or `ChannelClosed`. `own`
-    holds methods that do more than pass their arguments on."""
+    process of a `Place`. On a closed channel, calls raise `lost` with the known reason if it is given;
+    otherwise, and in streams, `ChannelClosed` is raised. `own` holds methods that do more than pass their
+    arguments on."""
 
     def channel() -> Channel:
         return at if isinstance(at, Channel) else at.channel

@@ -52,7 +52,7 @@ Part = Literal["reward", "workflow", "tasks"]
 
 
 class Progress(Record, frozen=True, kw_only=True):
-    """A `Progress` is how far a run has come."""
+    """Holds the controller's part of a checkpoint: how far the run has come."""
 
     format: int = FORMAT
     run: str = ""
@@ -111,8 +111,8 @@ def read_progress(checkpoint: Path) -> Progress:
 
 
 def write_beginning(run: Path, tasks: TaskStream, bound: int, only_in_python: tuple[Part, ...]) -> None:
-    """Save step 0, so that a run can resume that is stopped before its first checkpoint. Its weights are those
-    of its model."""
+    """Save step 0, so that a run that is stopped before its first checkpoint can resume. It holds no weights: a
+    resumed run loads the model again."""
     progress = Progress(
         run=read_facts(run).id,
         step=0,

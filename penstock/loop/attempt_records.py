@@ -40,7 +40,7 @@ class GroupResumed(Record, frozen=True, kw_only=True, tag="group_resumed"):
 
 
 class EpisodeEnded(Record, frozen=True, kw_only=True, tag="episode"):
-    """One episode of a running group is over."""
+    """One episode of a running group has ended without a failure."""
 
     number: int
     episode: Episode
@@ -68,14 +68,14 @@ class GroupScored(Record, frozen=True, kw_only=True, tag="scored"):
 
 
 class GroupsSelected(Record, frozen=True, kw_only=True, tag="selected"):
-    """Groups were taken for the step that the weights of `step` train. Their age counts from here."""
+    """Groups were selected for step `step + 1`. The first selection of a group fixes its age."""
 
     step: int
     numbers: tuple[int, ...]
 
 
 class GroupsTrained(Record, frozen=True, kw_only=True, tag="trained"):
-    """An optimizer step was made of these groups."""
+    """Optimizer step `step` was made of these groups."""
 
     step: int
     numbers: tuple[int, ...]
@@ -99,13 +99,14 @@ class VersionIssued(Record, frozen=True, kw_only=True, tag="version"):
 
 
 class CheckpointKept(Record, frozen=True, kw_only=True, tag="checkpoint"):
-    """A checkpoint is safe: no run will resume from before this step, so what it trained on is trained for good."""
+    """A checkpoint is on the disk. From now on the log serves only runs that resume from `step` or later, so
+    what was trained until then is trained for good."""
 
     step: int
 
 
 class Standing(Record, frozen=True, kw_only=True):
-    """Sums up the records before a point, besides the groups themselves."""
+    """Sums up what the records up to a point say besides the groups themselves."""
 
     num_admitted: int = 0
     num_taken: int = 0
@@ -164,8 +165,8 @@ def groups_of(record: AttemptRecord) -> Collection[int]:
 
 
 def encode_commit(records: Sequence[AttemptRecord]) -> list[bytes]:
-    """Encode what one commit of the journal keeps. The progress of a group that ends in the same commit is left
-    out: the record of its end contains it or makes it worthless."""
+    """Encode what one commit of the journal keeps. Ended episodes of a group that is scored or dropped in the
+    same commit are left out: its last record contains them or makes them worthless."""
     over = {one.number for one in records if isinstance(one, GroupScored | GroupDropped)}
     return [
         encode(one)
@@ -187,7 +188,7 @@ def scored_record(number: int, scored: ScoredGroup, samples: Samples | None) -> 
 
 
 def samples_of(record: GroupScored, scored: ScoredGroup) -> Samples:
-    """Rebuild the samples that the buffer had from the record."""
+    """Rebuild the samples that the buffer held for a scored group from its record."""
     rows = []
     for index, kept in enumerate(record.in_loss):
         samples = scored.samples(index)

@@ -97,7 +97,7 @@ class Attempt:
 
 
 class Forgotten(Record, frozen=True, kw_only=True):
-    """Stands for journal segments that were deleted."""
+    """Counts the groups that `Attempts.forget` removed, for example those of deleted journal segments."""
 
     standing: Standing = Standing()
     """At the end of the last of them."""
@@ -126,8 +126,8 @@ class Attempts:
         self._now: Callable[[], float] | None = None
 
     def follow(self, now: Callable[[], float]) -> None:
-        """Time records as they are applied from now on: they are of this process. Groups themselves are no
-        longer kept, since the buffer has them."""
+        """Note the time of every record from now on, since it is made by this process. Contents are no longer
+        kept, since the buffer has them."""
         self._keeps_content, self._now = False, now
 
     def apply(self, record: AttemptRecord) -> None:

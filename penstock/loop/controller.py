@@ -139,7 +139,8 @@ class Controller:
         self._trainer_there.clear()
 
     async def pause(self) -> int:
-        """Wait until nothing waits for the lost trainer. Returns the first version of the next one."""
+        """Wait for the step under way to end, pause weight sync, and return the first version of the next
+        trainer."""
         async with self._stepping:
             self.activity.trainer = "gone, another one is starting"
             await self.sync.pause()

@@ -54,8 +54,7 @@ class FailureStreak:
         self._until_warning -= 1
 
     def failed(self, reason: str, message: str) -> UserError | None:
-        """Count a failure, and return the error that ends the run when it is one too many. Its message is that
-        of the last failure."""
+        """Count a failure. Returns the error that ends the run once the limit is reached, and None before."""
         self._reasons[reason] += 1
         self._note(reason)
         if self._reasons.total() < self._limit:

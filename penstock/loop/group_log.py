@@ -78,7 +78,7 @@ class MemoryGroupLog:
 
 class CleaningLog:
     """Wraps a `GroupLog` and deletes the blobs of groups that have ended. No other code deletes blobs before the
-    run ends. A log that may return ended groups to the buffer has copies of them."""
+    run ends. A log that may return ended groups to the buffer keeps its own copies of their blobs."""
 
     def __init__(self, log: GroupLog, blobs: BlobStore) -> None:
         self.attempts = log.attempts

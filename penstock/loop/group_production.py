@@ -163,7 +163,7 @@ class GroupProduction:
         return group
 
     async def _drop_filtered(self, scored: ScoredGroup, reason: str) -> None:
-        """Drop a group that selection rejects. When selection leaves nothing to learn from, the run ends."""
+        """Drop a group that selection rejects. Too many of them in a row end the run."""
         message = f"group {scored.group.number} has nothing to train on"
         await self._buffer.drop(scored.group, reason, message, scored.scores)
         self._filtered_in_a_row += 1

@@ -20,7 +20,7 @@ LEAST_TOKENS = 256
 
 
 class StepRunner:
-    """Has the trainers train on the groups of a step."""
+    """Runs each step on the trainers. Groups whose blobs are lost are dropped from it."""
 
     def __init__(
         self,
@@ -39,9 +39,9 @@ class StepRunner:
         self._num_lost_in_a_row = 0
 
     async def run(self, taken: StepGroups, version: int | None) -> tuple[StepGroups, list[StepResult]]:
-        """Train, and return the groups that were trained and what each rank reports. The new weights are
-        `version` where they are published. Without a group nothing was trained: the blobs of all of them were
-        lost."""
+        """Train, and return the groups that were trained and what each rank reports. `version` is what the new
+        weights are published as, or None. The returned step is empty if the blobs of all its groups were
+        lost: nothing was trained then."""
         while True:
             try:
                 with self._events.measure("train", "plan", step=taken.step + 1):

@@ -97,7 +97,8 @@ class WatchedPool(Protocol):
 
 
 class PoolWatch:
-    """A `PoolWatch` is the `SupervisedWorker` of one pool worker. It dies when the pool has given up."""
+    """Reports the death or freeze of one worker to its pool. As a `SupervisedWorker` it dies only when the pool
+    has given up."""
 
     def __init__(
         self,

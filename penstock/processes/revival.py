@@ -73,7 +73,7 @@ class Deaths:
 
 
 class Named(Protocol):
-    """A `Named` worker has the name and incarnation that events show."""
+    """Identifies a worker in events: its name, and the number of its present process."""
 
     @property
     def name(self) -> str: ...
@@ -158,8 +158,8 @@ class Restarts:
 
 @dataclass(slots=True)
 class Silence:
-    """Decides that a worker is frozen: it does not answer, or its work does not progress, for longer than it
-    declared.
+    """Decides whether a worker is frozen: silent, or without progress, for longer than both it and `freeze_s`
+    allow.
 
     Time in which the watcher itself stood still does not count.
     """
@@ -203,8 +203,8 @@ class Liveness:
         pulses: EventCollector | None = None,
         freeze_s: float = 0.0,
     ) -> None:
-        """A worker counts as frozen when it is silent for longer than `freeze_s` and longer than it declared; 0
-        turns this off."""
+        """A worker counts as frozen when it neither answers nor progresses for longer than `freeze_s` and longer
+        than it declared; 0 turns this off."""
         self._place = place
         self._now = now
         self._pulses = pulses if freeze_s else None

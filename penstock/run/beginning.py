@@ -20,7 +20,7 @@ from penstock.tasks.stream import TaskStream
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beginning:
-    """A `Beginning` is what a run starts its workers and its controller with."""
+    """Holds what a run starts its workers and its controller with."""
 
     prepared: Prepared
     """The prepared run. The history of a saved one has every version issued, also those after its checkpoint."""

@@ -122,8 +122,8 @@ class ControllerEvents:
         )
 
     def dropped(self, group: Group, reason: str, message: str, scores: Sequence[Score] = ()) -> None:
-        """Record that a group goes untrained. It holds the episodes that had ended, and scores if all were
-        scored."""
+        """Record that a group is not trained. It holds the episodes that had ended; `scores` are given if all
+        were scored."""
         self._samples(group, scores, age_of=self._age_now, drop=reason)
         self._end_wait(group.number, self.now(), reason=reason)
         versions = sampled_versions((*group.episodes, *group.failures), self._gate.history.policy)
@@ -164,8 +164,8 @@ class ControllerEvents:
         )
 
     def _follow(self, record: AttemptRecord) -> None:
-        """Tell each stage of a group as a span when the group leaves it. Groups that run side by side have a track
-        each."""
+        """Record each stage of a group as a span when the group leaves it. Groups that run side by side have a
+        track each."""
         match record:
             case GroupAdmitted(ticket=Ticket(number=number)) | GroupResumed(number=number):
                 self._producing[number] = self._slots.take()

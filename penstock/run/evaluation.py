@@ -77,7 +77,7 @@ class Evaluator:
 
 
 class Progress(Protocol):
-    """A `Progress` shows the schedule how far training has come."""
+    """Reports how far training has come."""
 
     @property
     def steps_done(self) -> int: ...
@@ -87,8 +87,7 @@ class Progress(Protocol):
 
 
 class EvaluationWatch(Protocol):
-    """An `EvaluationWatch` is notified when an evaluation begins and ends. `step` is that of the weights at its
-    beginning."""
+    """Is called when an evaluation begins and ends. `step` is that of the weights at its beginning."""
 
     def evaluation_began(self, step: int) -> None: ...
 

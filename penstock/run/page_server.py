@@ -134,7 +134,7 @@ class DashboardListener:
             )
 
     async def close(self) -> None:
-        """Close the process's input. It ends when no page is open any more."""
+        """Close the input of the page's process, which then ends once no page is open any more."""
         self._keeping.cancel()
         await asyncio.gather(self._keeping, return_exceptions=True)
 

@@ -59,7 +59,7 @@ class LocalWorker:
         return self._process.pid
 
     async def died(self) -> WorkerDied:
-        """Wait for the process to end, and return how it ended, with the traceback that it left."""
+        """Wait for the process to end, and return how it ended, with the last lines of its log."""
         code = await self._process.wait()
         return death_of(self.name, self.pid, code, self._log, self._oom_kills, self._log_begin)
 

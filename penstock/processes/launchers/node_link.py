@@ -1,7 +1,7 @@
 """Connects the controller to a node agent: sends files, receives the worker's output and its end, and exchanges
 heartbeats.
 
-Whether a worker is dead is decided here and nowhere else.
+Whether a worker on another machine is dead is decided here and nowhere else.
 """
 
 import asyncio
