@@ -221,7 +221,7 @@ async def _with_signals(run: Run) -> Summary:
 
 
 class Runnable(Stoppable, Protocol):
-    """A `Runnable` can run in a thread or beside other work: a `Run`."""
+    """Declares what is needed of a `Run` to run it in a thread or beside other work."""
 
     async def run(self) -> Summary: ...
 

@@ -107,7 +107,7 @@ async def open_engine(
 
 @dataclass(frozen=True, slots=True)
 class OpenEngine:
-    """An `OpenEngine` answers prompts, and takes new weights while it does."""
+    """Answers prompts, and takes new weights while it does."""
 
     engine: ServedEngine
     """What a run sees of it: `generate` streams tokens, `report` says what it serves."""
@@ -219,7 +219,8 @@ async def open_trainer(
 
 
 class OpenTrainer:
-    """An `OpenTrainer` makes optimizer steps and publishes each as a version. Version 0 is the model as loaded."""
+    """Makes optimizer steps, each with a new version of the weights. Version 0 is the model as loaded; with an
+    adapter, version 1 is the adapter before the first step."""
 
     def __init__(self, service: TrainerService, config: TrainerConfig, *, has_adapter: bool) -> None:
         self._service, self._config = service, config

@@ -193,7 +193,7 @@ def _chosen(config: PenstockConfig, gpus: Sequence[Gpu], needs: Needs) -> Pools 
 
 
 def _shares(devices: set[str], sizes: Sequence[int], needs: Needs) -> bool:
-    """Return whether trainer and engines are on one GPU, or on devices that the config names."""
+    """Return whether there are no pools: the config names devices, engines take no GPU, or the model is small."""
     return bool(devices - {AUTO, "cuda"}) or not any(sizes) or needs.num_parameters < SPLIT_FROM
 
 
@@ -289,7 +289,8 @@ def group_engines(section: EngineConfig, pool: Sequence[int]) -> tuple[tuple[int
 
 
 def num_taken(section: EngineConfig, available: int) -> int:
-    """Return how many of the available GPUs the engines take, at least enough for one engine."""
+    """Return how many GPUs the engines take: as `engine.count` says, else as many whole engines as fit, at least
+    one."""
     sizes = engine_sizes(section)
     unit, beside = sizes[0], sum(sizes[section.num_first :])
     if is_counted(section) or not unit:

@@ -65,7 +65,7 @@ class _EngineSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan:
-    """A `MemoryPlan` says how many bytes of the engines' GPU each process gets."""
+    """Says how many bytes of the engines' GPU each process gets."""
 
     gpu: Gpu
     trainer: int

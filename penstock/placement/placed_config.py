@@ -62,7 +62,7 @@ def engine_with_adapter(section: EngineConfig, adapter: "CheckedAdapter") -> Eng
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placed:
-    """`Placed` is a config that names every GPU and leaves nothing to `auto`."""
+    """Holds a config that names every GPU and leaves nothing to `auto`."""
 
     config: PenstockConfig
     memory: MemoryPlan | None

@@ -208,8 +208,8 @@ class Ranks(Protocol):
 
 
 class BlobStore(Protocol):
-    """Stores bulk data while records travel. Engines put, the trainer gets. The controller only asks whether a
-    blob exists, and deletes those of a group once it has been trained or dropped.
+    """Stores bulk data while records travel. Engines put, the trainer gets. The controller checks blobs, copies
+    them beside its journal, and deletes those of a group once it has been trained or dropped.
 
     A key is `scope/name`. A second put under a key replaces the blob, so a request may be served twice.
     `BlobLost` is raised for data that can't be written, or that is not what was put.
