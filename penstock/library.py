@@ -2,10 +2,9 @@
 
     engine.answer ─► Turn ─► ScoredGroup.of ─► trainer.step ─► trainer.published ─► engine.update
 
-`open_engine` serves a model in the caller's process and event loop. `open_trainer` makes optimizer steps on
-groups of answers, in a thread. A run's workers are built from the same two.
-`penstock.loop.rollout_buffer.RolloutBuffer` decides when a group may start and which groups a step takes, and
-needs neither.
+`open_engine` serves a model in the caller's process and event loop. `open_trainer` makes optimizer steps on groups
+of answers, in a thread. A run's workers are built from the same two. `penstock.loop.rollout_buffer.RolloutBuffer`
+decides when a group may start and which groups a step takes, and needs neither.
 """
 
 import asyncio

@@ -3,10 +3,9 @@
     a process dies ─► its calls are suspects ─► one half runs apart ─► it dies ─► its halves … ─► one, alone
                                                          └► all of it ends well ─► the other half runs apart
 
-A call is convicted if it was alone in a process that died, and was in another one that died before. A half
-that dies clears the other half if that has other tasks; it then runs beside other calls again. Two culprits
-of one task condemn the task: its other suspects fail without being tried. `penstock.channel.worker_pool` acts
-on the results.
+A call is convicted if it was alone in a process that died, and was in another one that died before. A half that
+dies clears the other half if that has other tasks; it then runs beside other calls again. Two culprits of one task
+condemn the task: its other suspects fail without being tried. `penstock.channel.worker_pool` acts on the results.
 """
 
 from collections import Counter

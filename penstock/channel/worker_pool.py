@@ -90,9 +90,8 @@ class WorkerPool(Generic[Call, Answer]):
         await asyncio.gather(*restarting, return_exceptions=True)
 
     async def lost(self, number: int, death: WorkerDied) -> None:
-        """Replace a worker whose process is gone, whether it had calls or not, and return when the new process
-        is ready. Its calls learn of the death by themselves. Raise the error that ended the pool, if one has.
-        """
+        """Replace a worker whose process is gone, whether it had calls or not, and return when the new process is
+        ready. Its calls learn of the death by themselves. Raise the error that ended the pool, if one has."""
         place = self._places[number]
         place.is_missed = True
         if not place.is_broken:

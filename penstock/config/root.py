@@ -42,9 +42,8 @@ class RunConfig(Section):
     `eval.every` is a multiple of `checkpoint_every`."""
 
     journal: bool = True
-    """In a run with checkpoints: keep a journal of every group, so that `penstock resume` continues with
-    finished groups and `penstock doctor` shows what became of each. Off: a resumed run generates them
-    again."""
+    """In a run with checkpoints: keep a journal of every group, so that `penstock resume` continues with finished
+    groups and `penstock doctor` shows what became of each. Off: a resumed run generates them again."""
 
     journal_every_s: float = Field(default=2.0, gt=0)
     """In a run with a journal: seconds between two records of unfinished answers. After a crash they continue

@@ -73,8 +73,7 @@ class AdaptiveBound:
         return cls(rules=rules, bound=within, dead=within + 1)
 
     def observe(self, *, ess: float, idle: float) -> "AdaptiveBound":
-        """Count one step, given its effective sample size and the share of its time in which the trainer idled.
-        """
+        """Count one step, given its effective sample size and the share of its time in which the trainer idled."""
         if self.dead > 0:
             return replace(self, dead=self.dead - 1)
         state = replace(self, ess=(*self.ess, ess), idle=(*self.idle, idle))

@@ -37,8 +37,7 @@ Samples = tuple[tuple[Sample, ...], ...]
 
 class Ticket(msgspec.Struct, frozen=True, kw_only=True):
     """A ticket permits the generation of one group. `number` orders admissions and is never reused: seeds and
-    request ids come from it. `deadline` is the last step at which all tokens are certain to be within the
-    bound."""
+    request ids come from it. `deadline` is the last step at which all tokens are certain to be within the bound."""
 
     number: int
     bound: int
@@ -288,9 +287,8 @@ class StalenessGate:
     def roll_back(
         self, step: int, *, consumed: tuple[tuple[int, int], ...], returned: Sequence[ReadyGroup] = ()
     ) -> None:
-        """Undo the steps after `step` while generation continues. `consumed` are the groups that the steps up to
-        it trained on, `returned` are groups of the undone steps; the groups of a step under way are ready
-        again."""
+        """Undo the steps after `step` while generation continues. `consumed` are the groups that the steps up to it
+        trained on, `returned` are groups of the undone steps; the groups of a step under way are ready again."""
         self.step, self.served_step = step, min(self.served_step, step)
         self._consumed, self._num_trained = consumed, sum(last - first + 1 for first, last in consumed)
         ready = [*self._training.values(), *self._ready.values(), *returned]

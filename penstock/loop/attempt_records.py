@@ -1,8 +1,7 @@
-"""Defines what the journal holds: one record for everything that happens to an attempt, a version or a
-checkpoint.
+"""Defines what the journal holds: one record for everything that happens to an attempt, a version or a checkpoint.
 
-Tasks are kept by id, with their prompt for people to read: their columns may be anything and are read from
-the tasks again. Records are written as msgpack (`penstock.records.codec`).
+Tasks are kept by id, with their prompt for people to read: their columns may be anything and are read from the
+tasks again. Records are written as msgpack (`penstock.records.codec`).
 """
 
 from collections.abc import Collection, Sequence

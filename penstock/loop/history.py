@@ -1,9 +1,8 @@
 """Knows which optimizer step each published version of a policy holds.
 
-A version is a publish number: it only grows and is never reused, not even after a rollback. A step is an
-optimizer step of the surviving history, and steps can be rolled back. Undone steps whose groups came back are
-made again, from the same groups in the same order, so their versions keep their steps, and nothing ages
-meanwhile.
+A version is a publish number: it only grows and is never reused, not even after a rollback. A step is an optimizer
+step of the surviving history, and steps can be rolled back. Undone steps whose groups came back are made again,
+from the same groups in the same order, so their versions keep their steps, and nothing ages meanwhile.
 """
 
 from collections.abc import Sequence
