@@ -82,8 +82,9 @@ def _whole(model: Path) -> Path:
 def _write_merged(adapter: Path, folder: Path, *, trust_remote_code: bool) -> None:
     """Merge an adapter into its base model, and write the result in the base model's number format."""
     from penstock.models.adapter_merge import merge_adapter
-    from penstock.models.load import load_config, load_model
+    from penstock.models.load import load_model
     from penstock.models.saving import save_model
+    from penstock.models.support import load_config
     from penstock.worker.quiet import quieten
 
     quieten()

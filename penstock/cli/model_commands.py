@@ -77,7 +77,7 @@ def generate(
     from penstock.demo.model import open_builtin
     from penstock.engines.config import EngineConfig
     from penstock.engines.embedded.text_generation import Prompt, generate_text
-    from penstock.observe.plain_text import plain_block
+    from penstock.observe.plain_text import plain_block, plain_line
     from penstock.placement.shares import usable_cores
     from penstock.records import Message, SamplingParams
     from penstock.worker.quiet import quieten
@@ -89,7 +89,11 @@ def generate(
     except ValueError as error:
         raise UserError(str(error)) from error
     quieten()
-    model = open_builtin(model, cache_folder(), log=lambda line: print(line, file=sys.stderr))
+
+    def say(line: str) -> None:
+        print(plain_line(line), file=sys.stderr)
+
+    model = open_builtin(model, cache_folder(), log=say)
     asked: list[Prompt] = [(Message(role="user", content=prompt),) if chat else prompt for prompt in prompts]
     config = EngineConfig(threads=usable_cores(), record_routing="off")
     if len(asked) == 1:
@@ -99,10 +103,12 @@ def generate(
             sampling,
             config=config,
             on_text=lambda _, piece: print(plain_block(piece), end="", flush=True),
+            say=say,
         )
         print()
         return
-    for prompt, text in zip(prompts, generate_text(model, asked, sampling, config=config), strict=True):
+    texts = generate_text(model, asked, sampling, config=config, say=say)
+    for prompt, text in zip(prompts, texts, strict=True):
         print(f"{prompt} → {plain_block(text)}")
 
 

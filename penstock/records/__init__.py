@@ -35,6 +35,7 @@ from penstock.records.episodes import (
     samples_of_turns,
 )
 from penstock.records.generation import (
+    LEAST_TEMPERATURE,
     Chunk,
     EngineReport,
     FinishReason,
@@ -87,6 +88,7 @@ __all__ = [
     "FloatArray",
     "IntArray",
     "DEFAULT_POLICY",
+    "LEAST_TEMPERATURE",
     "NOT_SAMPLED",
     "Record",
     "check_aligned",

@@ -275,3 +275,24 @@ def test_a_shell_can_complete_commands() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env={**os.environ, **asked}
     )
     assert done.stdout.split() == ["generate"], done.stderr
+
+
+def test_a_config_that_can_not_be_is_refused_without_torch_and_without_a_folder(tmp_path: Path) -> None:
+    """torch and transformers take two seconds of CPU, and all else half of one."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text('{"model_type": "qwen3_5", "text_config": {}}')
+    code = (
+        "import sys; from penstock.cli.main import main\n"
+        "try: main(['train', 'model.name=model', 'engine.kind=vllm'])\n"
+        "finally: print([name for name in ('torch', 'transformers') if name in sys.modules])"
+    )
+    env = {**os.environ, "PYTHONPATH": str(Path(penstock.__file__).parent.parent)}
+    refused = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60
+    )
+    assert refused.returncode == 2
+    assert refused.stderr.startswith(
+        "error: Qwen3_5ForCausalLM can't be served: not all of its layers are plain"
+    )
+    assert refused.stdout.splitlines()[-1] == "[]"
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
