@@ -1,11 +1,10 @@
-"""Decides which GPU of this machine each worker gets: a pool for the trainer, one rank a GPU, and one for
-engines.
+"""Decides which GPU of this machine each worker gets: a pool for the trainer, one rank a GPU, and one for engines.
 
     placement: {trainer: [0, 1], engines: [2, 3, 4]}     as they are named
     nothing                                              the trainer gets as few as hold it, engines the rest
 
-With a small model, one GPU, or settings that name a device, trainer and engines share a GPU and there are no
-pools. The resulting config names all GPUs, so a resumed run gets the same.
+With a small model, one GPU, or settings that name a device, trainer and engines share a GPU and there are no pools.
+The resulting config names all GPUs, so a resumed run gets the same.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -126,8 +126,7 @@ def rank_bytes(config: PenstockConfig, outline: "Outline", *, longest: int, shar
     """Estimate what a rank takes of its GPU: its part of the persistent state, and all of what a step needs
     besides.
 
-    Split weights are gathered for the layer that computes and the next one, or all at once
-    (`trainer.gather`).
+    Split weights are gathered for the layer that computes and the next one, or all at once (`trainer.gather`).
     """
     estimate = estimate_trainer(config, outline, longest=longest)
     if shards == 1:

@@ -1,8 +1,7 @@
 """Supervises the workers of a pool. The pool itself moves calls between workers and replaces them.
 
-A pool notices a death when a call fails. `PoolWatch` notices a death or a freeze at once, so that an idle
-worker is back before its next call. `PooledWorker` restarts the process, waits before repeated restarts, and
-records them.
+A pool notices a death when a call fails. `PoolWatch` notices a death or a freeze at once, so that an idle worker is
+back before its next call. `PooledWorker` restarts the process, waits before repeated restarts, and records them.
 """
 
 import asyncio

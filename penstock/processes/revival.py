@@ -3,9 +3,8 @@
     gone ─► lost (its work goes to others) ─► wait, if it died before ─► start ─► returned (it works again)
       └── too often in a row: that is the end of the run, with the cause
 
-`Liveness` detects that a worker is gone, `RestartPolicy` decides when it restarts, and `Revivable` says what
-both mean for the rest of the run. An engine that ran out of memory comes back with fewer sequences
-(`fewer_sequences`).
+`Liveness` detects that a worker is gone, `RestartPolicy` decides when it restarts, and `Revivable` says what both
+mean for the rest of the run. An engine that ran out of memory comes back with fewer sequences (`fewer_sequences`).
 """
 
 import asyncio
@@ -331,8 +330,7 @@ class Revival:
 class Reviver:
     """Gives every worker of a run a `Revival` by the same rules.
 
-    `deaths` counts those of workers that died while they started; `pulses` and `freeze_s` are as in
-    `Liveness`.
+    `deaths` counts those of workers that died while they started; `pulses` and `freeze_s` are as in `Liveness`.
     """
 
     events: Recorder

@@ -17,8 +17,7 @@ ANSWER_GRACE_S = 5.0
 
 
 class TrainerGroup:
-    """Calls the ranks of a trainer together. `as_one` is the `penstock.records.interfaces.Trainer` that they
-    form.
+    """Calls the ranks of a trainer together. `as_one` is the `penstock.records.interfaces.Trainer` that they form.
 
     A single rank is `as_one` itself. With several, a call goes to all of them and the first rank's answer is
     returned, unless a method here combines the answers.

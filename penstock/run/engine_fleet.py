@@ -48,9 +48,8 @@ class _Look:
 class FleetSize:
     """Decides how many engines a run should have, without a clock or processes.
 
-    A trainer that waits for groups while every engine works wants one more. Engines that are idle because the
-    bound on staleness admits nothing are one too many. Both are means over a window, and a change begins a
-    new window.
+    A trainer that waits for groups while every engine works wants one more. Engines that are idle because the bound
+    on staleness admits nothing are one too many. Both are means over a window, and a change begins a new window.
     """
 
     least: int
