@@ -44,7 +44,7 @@ class Half(Generic[T]):
 
     members: list[T] = field(default_factory=list)
     other: "Half[T] | None" = None
-    """The other suspects of the same process, which are cleared when this half dies."""
+    """The suspects of other tasks in the same process, which are cleared when this half dies; None: no others."""
     is_running: bool = False
 
     @property

@@ -160,7 +160,7 @@ def newest_whole(run: Path, say: Callable[[str], None]) -> tuple[Path, Progress]
 
 
 class CheckpointingTrainer(Protocol):
-    """A `CheckpointingTrainer` is the part of `penstock.records.interfaces.Trainer` that checkpoints need."""
+    """Declares the part of `penstock.records.interfaces.Trainer` that checkpoints need."""
 
     async def checkpoint(self, folder: str, files: dict[str, bytes], remove: Sequence[str] = ()) -> None: ...
 

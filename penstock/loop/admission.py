@@ -27,9 +27,9 @@ from penstock.records import DEFAULT_POLICY, IntArray, Record, Sample, ScoredGro
 
 Late = Literal["mask", "wait", "drop", "correct"]
 STALE = "stale"
-"""Why a group is dropped that grew too old: its task goes back."""
+"""Drop reason of a group that grew too old. Its task is tried again."""
 EMPTY = "empty"
-"""Why a group is dropped that has no token to train on."""
+"""Drop reason of a group that has no token to train on."""
 NO_VERSIONS: IntArray = np.empty(0, dtype=np.int32)
 Samples = tuple[tuple[Sample, ...], ...]
 """The samples of each episode of a group."""
@@ -55,11 +55,11 @@ class ReadyGroup(Record, frozen=True, kw_only=True):
     """The step of the weights for which it was first selected; None before. It keeps the age that it had then, so a
     group that a rollback returned is never late."""
     steps_at_selection: tuple[int, ...] = ()
-    """The step of every version, as it was then."""
+    """The step of every version at that moment."""
 
     @property
     def deadline(self) -> int:
-        """Return the last step that may train it, exact now that its tokens are there."""
+        """Return the last step at whose weights it may train, exact now that its tokens are there."""
         return self.oldest_step + self.ticket.bound
 
     def age_of(self, version: int) -> int:
@@ -128,14 +128,14 @@ class StalenessGate:
         self._num_trained = 0
         self._running: dict[int, Ticket] = {}
         self._held: dict[int, Ticket] = {}
-        """Running before a restart, and not begun again yet."""
+        """Groups that ran before a restart and are not resumed yet."""
         self._ready: dict[int, ReadyGroup] = {}
         self._training: dict[int, ReadyGroup] = {}
         self._consumed: tuple[tuple[int, int], ...] = ()
         self._starved_at: int | None = None
         """The last step for which groups were missing when the trainer asked."""
         self._looked_at_step = -1
-        """The step at which lateness was last looked at."""
+        """The step at which lateness was last checked."""
         self._unlooked: list[int] = []
         """Groups that became ready since then."""
 

@@ -29,7 +29,7 @@ class GroupAdmitted(Record, frozen=True, kw_only=True, tag="admitted"):
     task_id: str
     prompt: str | tuple[Message, ...]
     num_taken: int
-    """New tasks taken so far, this one included. As before when a task that was put back is tried again."""
+    """New tasks taken so far, this one included. A task that is tried again counts once."""
 
 
 class GroupResumed(Record, frozen=True, kw_only=True, tag="group_resumed"):
@@ -124,7 +124,7 @@ class RunResumed(Record, frozen=True, kw_only=True, tag="resumed"):
 
     step: int
     standing: Standing | None = None
-    """Where the run stands, when the journal begins here and the checkpoint alone knows."""
+    """Where the run stands, if the journal begins with this record, so that only the checkpoint knows."""
     num_again: int = 0
     """How many of the steps that are undone are made again, from the same groups."""
 

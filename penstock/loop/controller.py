@@ -28,7 +28,7 @@ from penstock.loop.weight_sync import Offer, WeightSync
 from penstock.records.interfaces import Engine, Trainer
 
 UNDONE = "undone"
-"""Why a group is dropped whose step was undone, where no journal has kept it."""
+"""Drop reason of a group whose step was undone, where no journal has kept it."""
 
 
 class Controller:
@@ -69,7 +69,7 @@ class Controller:
         self._trained_groups = trained_groups
         self._stopping = False
         self.is_training = True
-        """Until the last step is done. A trainer lost after that is not restarted."""
+        """Until the last weights are offered. A trainer lost after that is not restarted."""
         self._is_published = True
         """Whether the weights of the last step have a version."""
         self._stepped = asyncio.Event()
@@ -77,11 +77,11 @@ class Controller:
         self._trainer_there = asyncio.Event()
         self._trainer_there.set()
         self._incarnation = 0
-        """Counts the trainers that have gone on from a checkpoint."""
+        """Counts rollbacks."""
         self._first_version = 0
         """Of the weights that the trainer started with."""
         self._stepping = asyncio.Lock()
-        """Held during a step: what is published belongs to the step that the gate counts."""
+        """Held during a step and a snapshot, so a snapshot has the weights of the step that the gate counts."""
 
     def stop(self) -> None:
         """Stop after the step in progress."""
@@ -92,7 +92,7 @@ class Controller:
         """Bring every engine to the trainer's starting weights and verify them."""
         try:
             await self._deliver_start()
-        except TrainerLost:  # its revival does this too
+        except TrainerLost:  # `roll_back` delivers the weights then
             self.trainer_lost()
             await self._trainer_there.wait()
         self._started.set()

@@ -25,7 +25,7 @@ from penstock.records.blob_refs import check_group
 from penstock.records.interfaces import BlobStore, Scorer
 
 LOST_BLOB = "lost_blob"
-"""Why a group is dropped whose bulk data can't be written or read back."""
+"""Drop reason of a group whose bulk data can't be written or read back."""
 
 
 class TaskSource(Protocol):

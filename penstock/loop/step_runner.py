@@ -14,7 +14,7 @@ from penstock.records.blob_refs import check_group
 from penstock.records.interfaces import BlobStore
 
 LOST_STEPS = 3
-"""So many steps in a row that lose all of their groups end a run: then it is no matter of single groups."""
+"""This many steps in a row that lose all their groups end a run: single groups are not the cause then."""
 LEAST_TOKENS = 256
 """A micro-batch is not halved below this, where nothing is won. A longer sequence is a micro-batch by itself."""
 
@@ -52,7 +52,9 @@ class StepRunner:
             except StepTooLarge as error:
                 self._shrink_or_raise(error, "the step is tried again")
             except TrainerLost as error:
-                if isinstance(error.__cause__, StepTooLarge):  # one rank had no room: all come back with less
+                if isinstance(
+                    error.__cause__, StepTooLarge
+                ):  # one rank had no room: all restart with smaller micro-batches
                     self._shrink_or_raise(error.__cause__, "its ranks begin again from the last checkpoint")
                 raise
             except BlobLost as error:  # the trainer reads all blobs of a step before it trains on any

@@ -35,7 +35,7 @@ from penstock.records import Interrupt, UpdateReceipt
 from penstock.records.interfaces import Engine, Trainer
 
 FINAL = (ChannelClosed, SnapshotReplaced, UserError, WorkerDied)
-"""To try again would not help."""
+"""Errors after which another attempt would not help."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +44,7 @@ class Offer:
 
     version: int
     made_s: float
-    """When its weights were there."""
+    """When its weights were computed."""
     snapshot_s: float = 0.0
     """How long the trainer took to copy them."""
 

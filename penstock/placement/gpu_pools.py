@@ -26,7 +26,7 @@ TAKEN_SHARE = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pools:
-    """`Pools` holds the numbers of GPUs, as this process sees them."""
+    """Holds the GPU numbers of trainer and engines, as this process sees them."""
 
     trainer: tuple[int, ...]
     """One GPU for each rank."""
@@ -52,7 +52,7 @@ class Pools:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
-    """`Needs` holds the model's memory needs, in bytes of one GPU."""
+    """Holds the model's memory needs, in bytes of one GPU."""
 
     num_parameters: int
     rank: Callable[[int], int]

@@ -21,7 +21,7 @@ WITH_BFLOAT16 = 8.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """A `Gpu` describes one GPU and its memory before the run has taken any."""
+    """Describes one GPU, and its memory before the run has taken any."""
 
     name: str
     total_bytes: int

@@ -26,8 +26,8 @@ WAITS = RestartPolicy()
 
 
 class PooledWorker(Generic[Call, Answer]):
-    """A `PooledWorker` is a `penstock.channel.worker_pool.PoolWorker` whose process can be replaced. `events`
-    records restarts."""
+    """Implements `penstock.channel.worker_pool.PoolWorker` with a process that can be replaced. `events` records
+    restarts."""
 
     def __init__(
         self,

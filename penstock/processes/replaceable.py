@@ -20,7 +20,7 @@ ANSWER_GRACE_S = 0.5
 
 
 class ReplaceableWorker:
-    """A `ReplaceableWorker` owns one worker process at a time. `channel` connects to the present process."""
+    """Owns one worker process at a time. `channel` connects to the present process."""
 
     def __init__(
         self,

@@ -31,7 +31,7 @@ STEP_S = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestartPolicy:
-    """A `RestartPolicy` restarts at once after the first death, then with a delay that doubles, until there are
+    """Says when a worker restarts: at once after its first death, then with a delay that doubles, and not after
     too many deaths in a row."""
 
     first_s: float = 1.0
@@ -82,8 +82,8 @@ class Named(Protocol):
 
 
 class Replaceable(Named, Protocol):
-    """A `Replaceable` is a worker whose process can be replaced: a `ReplaceableWorker`, or the ranks of a
-    trainer together."""
+    """Declares a worker whose process can be replaced: a `ReplaceableWorker`, or the ranks of a trainer
+    together."""
 
     @property
     def channel(self) -> Channel: ...
@@ -246,7 +246,7 @@ class Liveness:
 
 
 class Revivable(Protocol):
-    """A `Revivable` says what a worker's loss and return mean for the run."""
+    """Declares what a worker's loss and return mean for the run."""
 
     @property
     def is_needed(self) -> bool:

@@ -23,7 +23,7 @@ class Beginning:
     """Holds what a run starts its workers and its controller with."""
 
     prepared: Prepared
-    """The prepared run. The history of a saved one has every version issued, also those after its checkpoint."""
+    """With a journal, the history of a saved run has every version issued, also those after its checkpoint."""
     tasks: TaskStream
     resume: Resume | None = None
     log: DurableGroupLog | None = None

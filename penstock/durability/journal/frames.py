@@ -28,7 +28,7 @@ class JournalDamaged(UserError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """A `Frame` holds records that became durable together. Sequence numbers have no gap, over all segments."""
+    """Holds records that became durable together. Sequence numbers have no gap, over all segments."""
 
     sequence: int
     records: tuple[bytes, ...]

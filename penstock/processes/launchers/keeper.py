@@ -21,7 +21,7 @@ GOODBYE = "goodbye"
 
 
 class Keeper:
-    """A `Keeper` is the launcher's handle on the keeper process."""
+    """Starts the keeper process, and names it the process groups that it may have to kill."""
 
     def __init__(self, folder: str) -> None:
         self._process = subprocess.Popen(

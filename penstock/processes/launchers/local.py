@@ -34,7 +34,7 @@ STOP_TIMEOUT_S = 5.0
 
 
 class LocalWorker:
-    """A `LocalWorker` is one child process and the channel to it."""
+    """Represents one child process, with the channel to it."""
 
     def __init__(
         self,

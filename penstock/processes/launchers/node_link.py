@@ -44,7 +44,7 @@ class BeatSilence:
 
 
 class NodeLink:
-    """A `NodeLink` is the connection to one agent. `died` waits for the end of its worker, or of the agent."""
+    """Owns the connection to one agent. `died` waits for the end of its worker, or of the agent."""
 
     def __init__(self, name: str, channel: Channel, log: Path) -> None:
         self._name = name

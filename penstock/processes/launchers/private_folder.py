@@ -17,8 +17,8 @@ LOCK = "lock"
 
 
 class PrivateFolder:
-    """A `PrivateFolder` is in memory where possible, and readable by its owner alone. Folders of dead owners are
-    removed first."""
+    """Makes a folder, in memory where possible, that only its owner can read. Folders of dead owners are removed
+    first."""
 
     def __init__(self, parent: Path | None = None) -> None:
         parent = parent or _memory()

@@ -1,8 +1,7 @@
 """Connects a driver to a Ray cluster, as one of its nodes or from outside through its head's client server.
 
-Also defines the actor that Ray runs on a node: it starts a node agent and reports how that ended. The actor
-is sent by value and uses only the standard library, so that a node without Penstock can report that Penstock
-is missing.
+Also defines the actor that Ray runs on a node: it starts a node agent and reports how that ended. The actor is sent
+by value and uses only the standard library, so that a node without Penstock can report that Penstock is missing.
 """
 
 import ctypes
@@ -104,8 +103,7 @@ class AgentEnd:
 
 
 class PlacingActor:
-    """A `PlacingActor` runs one worker's node agent. When the actor ends, its agent ends, and so does the
-    worker."""
+    """Runs one worker's node agent. When the actor ends, its agent ends, and so does the worker."""
 
     def run(self, arguments: list[str], token: str) -> AgentEnd:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
