@@ -193,7 +193,8 @@ class StalenessGate:
 
     def readmit(self, ticket: Ticket, kept_versions: IntArray = NO_VERSIONS) -> Ticket:
         """Resume a group that was running before a restart, under its number and bound. `kept_versions` are the
-        versions of the tokens it already has; the oldest of them decides its deadline."""
+        versions of the tokens it already has; the oldest of them, or of what engines serve, decides its
+        deadline."""
         assert self.may_readmit()
         del self._held[ticket.number]
         known = kept_versions[kept_versions <= self.history.newest]  # another policy counts by itself

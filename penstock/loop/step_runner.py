@@ -52,9 +52,7 @@ class StepRunner:
             except StepTooLarge as error:
                 self._shrink_or_raise(error, "the step is tried again")
             except TrainerLost as error:
-                if isinstance(
-                    error.__cause__, StepTooLarge
-                ):  # one rank had no room: all restart with smaller micro-batches
+                if isinstance(error.__cause__, StepTooLarge):  # one rank had no room: all restart
                     self._shrink_or_raise(error.__cause__, "its ranks begin again from the last checkpoint")
                 raise
             except BlobLost as error:  # the trainer reads all blobs of a step before it trains on any

@@ -77,7 +77,7 @@ class SyncedEngines(Engine, Protocol):
 
     async def expel_failed(self, kind: type[BaseException]) -> dict[str, int]:
         """Remove the engines that failed the last update with this kind of error from the pool. Returns how many
-        requests each had. If all engines failed, all stay, and nothing is returned."""
+        requests each had; if all engines failed, they stay and the result is empty."""
 
     async def mend(self, bring: Callable[[Engine], Awaitable[None]]) -> None:
         """Call `bring` for each engine that lacked the weights below its adapter at the last update."""

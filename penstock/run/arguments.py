@@ -48,7 +48,7 @@ class GivenReward:
 
 
 def read_rewards(given: Rewards) -> tuple[tuple[GivenReward, ...], dict[str, Any]]:
-    """Return the reward functions, and the other settings of a `reward` that is a section. None of the former:
+    """Return the reward functions, and the other settings of a `reward` that is a section. Without functions,
     those of the config are used."""
     if isinstance(given, Mapping):
         if given and given.keys() <= RewardConfig.model_fields.keys():

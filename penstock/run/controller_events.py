@@ -122,8 +122,8 @@ class ControllerEvents:
         )
 
     def dropped(self, group: Group, reason: str, message: str, scores: Sequence[Score] = ()) -> None:
-        """Record that a group is not trained. It holds the episodes that had ended; `scores` are given if all
-        were scored."""
+        """Record that a group is not trained. `group` holds the episodes that had ended; `scores` are given if
+        all were scored."""
         self._samples(group, scores, age_of=self._age_now, drop=reason)
         self._end_wait(group.number, self.now(), reason=reason)
         versions = sampled_versions((*group.episodes, *group.failures), self._gate.history.policy)
