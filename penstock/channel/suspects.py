@@ -53,7 +53,7 @@ class Half(Generic[T]):
 
 
 class Suspects(Generic[T]):
-    """Tracks suspects. The `halves` must run apart, in this order."""
+    """Tracks suspects. `halves` are those that must run apart, the next first."""
 
     def __init__(self) -> None:
         self.halves: list[Half[T]] = []
@@ -61,8 +61,8 @@ class Suspects(Generic[T]):
         """How many calls of a task have ended their process."""
 
     def died(self, had: list[T], half: Half[T] | None, cause: str) -> str | None:
-        """Record the death of a process that had these calls, which ran as a half or not. Return what the task
-        did, the first time that one of its calls is convicted."""
+        """Record the death of a process with these calls; `half` is None unless they ran apart. Returns a
+        sentence when this convicts the first call of a task, else None."""
         if half is not None and half.other is not None:
             self._release(half.other)
         for attempt in had:

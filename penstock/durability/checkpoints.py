@@ -168,7 +168,7 @@ class CheckpointingTrainer(Protocol):
 
 
 class Checkpoints:
-    """Has the checkpoints of one run written, one at a time, and keeps the last few and the best.
+    """Lets the trainer write a run's checkpoints, one at a time, and keeps the last few and the best.
 
     A checkpoint that can't be written is logged; the run continues without it.
     """
@@ -206,7 +206,7 @@ class Checkpoints:
         self._evaluating: set[int] = set()
 
     def is_due(self, step: int) -> bool:
-        """Return whether a checkpoint is due. While one is being written it is not; the next one is due after
+        """Return whether a checkpoint is due. None is while one is being written; a skipped one is due after
         that."""
         if self._every == 0 or step // self._every <= self._last // self._every:
             return False

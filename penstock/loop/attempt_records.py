@@ -90,7 +90,7 @@ class GroupDropped(Record, frozen=True, kw_only=True, tag="dropped"):
 
 
 class VersionIssued(Record, frozen=True, kw_only=True, tag="version"):
-    """A step's weights get a version number of a policy."""
+    """The weights that `step` makes get a version number of their policy."""
 
     policy: str = DEFAULT_POLICY
     version: int

@@ -167,8 +167,8 @@ class Controller:
         self._trainer_there.set()
 
     async def _return_groups(self, step: int) -> Sequence[ReadyGroup]:
-        """Return the groups of the steps after `step` to the buffer. Without a journal only their tasks are
-        known, and are tried again."""
+        """Recover the groups that the steps after `step` had trained. Without a journal only their tasks are
+        known, which are tried again."""
         log = self.buffer.log
         if self._trained_groups is None:
             gone = log.attempts.trained_after(step)

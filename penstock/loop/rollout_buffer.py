@@ -105,8 +105,8 @@ class RolloutBuffer:
         return version
 
     async def finish(self, ticket: Ticket, scored: ScoredGroup, samples: Samples | None = None) -> bool:
-        """Let the group wait for its step. Returns False when no token of it can be trained, and it was dropped
-        as `empty`."""
+        """Let the group wait for its step. Returns False if it had no token to train on and was dropped as
+        `empty`."""
         self._num_finishing += 1
         try:
             record = scored_record(ticket.number, scored, samples)

@@ -76,7 +76,7 @@ class StepRunner:
         self._events.log(f"{error}; {word}, and {then}")
 
     async def _without_lost(self, taken: StepGroups, error: BlobLost) -> StepGroups:
-        """Drop the groups whose blobs can't be read from the step. Raises the error when all blobs can be read,
+        """Drop from the step the groups whose blobs can't be read. Raises the error when all blobs can be read,
         or when several steps in a row lose all their groups: then single groups are not the cause."""
         lost = {}
         for group in taken.groups:

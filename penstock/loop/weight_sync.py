@@ -187,7 +187,7 @@ class WeightSync:
             await asyncio.gather(self._sending, return_exceptions=True)
 
     def resume(self) -> None:
-        """Send again: there is a trainer."""
+        """Continue to send, since another trainer has started."""
         self._is_paused = False
         self._changed.set()
 

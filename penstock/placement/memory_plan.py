@@ -105,7 +105,7 @@ class MemoryPlan:
 def plan_memory(
     config: PenstockConfig, outline: "Outline", gpus: Sequence[Gpu], *, longest: int
 ) -> MemoryPlan | None:
-    """Share out the GPUs, or raise what does not fit. `longest` is the longest sequence that is expected.
+    """Share out the GPUs' memory; `UserError` if it does not suffice. `longest` is the longest sequence expected.
 
     None where the engines run on no GPU that is known.
     """
@@ -169,7 +169,7 @@ def estimate_trainer(
 ) -> "MemoryEstimate":
     """Estimate what the trainer takes besides `CONTEXT_BYTES`, as configured or with other optimizer `states`.
 
-    Persistent state is counted whole; of a row, a rank runs what `trainer.parallel.context` leaves it.
+    Persistent state is counted whole; of a row, only the part of one rank (`trainer.parallel.context`).
     """
     from penstock.trainer.memory_estimate import estimate_bytes
 

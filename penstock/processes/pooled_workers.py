@@ -56,7 +56,7 @@ class PooledWorker(Generic[Call, Answer]):
         self._cause = str(death)
 
     async def restart(self, num_deaths: int) -> None:
-        """End the process if it still runs and start another. After several deaths in a row it waits first."""
+        """End the process if it still runs and start another, after a wait from the second death in a row on."""
         loop = asyncio.get_running_loop()
         since = loop.time()
         wait_s = WAITS.wait_s(num_deaths)

@@ -42,7 +42,8 @@ class Evaluation:
 
 
 class Evaluator:
-    """Runs every held-out task once per call. Its requests go before those of training (negative priority)."""
+    """Generates and scores answers to every held-out task. Its requests go before those of training (negative
+    priority)."""
 
     def __init__(self, runner: RolloutRunner, scorer: Scorer, tasks: Sequence[Task]) -> None:
         self._runner = runner

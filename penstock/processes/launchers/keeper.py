@@ -21,7 +21,7 @@ GOODBYE = "goodbye"
 
 
 class Keeper:
-    """Starts the keeper process, and names it the process groups that it may have to kill."""
+    """Starts the keeper process, and reports the workers' process groups to it."""
 
     def __init__(self, folder: str) -> None:
         self._process = subprocess.Popen(

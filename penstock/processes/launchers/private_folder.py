@@ -1,4 +1,4 @@
-"""Makes a controller's private folder: its socket, the weights that it publishes, its blobs.
+"""Makes a controller's private folder, for its socket, the weights that it publishes and its blobs.
 
 The folder holds a file that its owner keeps locked. The lock ends with the owner however that ends, so that
 any process can tell whether the folder was left behind. A process id could not show that: containers may

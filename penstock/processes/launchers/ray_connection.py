@@ -61,8 +61,7 @@ def connect_to_ray(address: str, environ: Mapping[str, str], log: Callable[[str]
 
 
 def _address_towards(there: str) -> str:
-    """Return this machine's address on the network by which it reaches `HOST:PORT`. For a machine that is no Ray
-    node."""
+    """Return the address of this machine, which is no Ray node, on the network by which it reaches `HOST:PORT`."""
     host, _, port = there.partition(":")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         asking.connect((host, int(port or 10001)))  # sends nothing
