@@ -116,7 +116,6 @@ class DurableGroupLog:
         return DONE
 
     async def durable(self) -> None:
-        """Wait until everything so far is on the disk."""
         await self.journal.durable()
 
     async def close(self) -> None:

@@ -207,7 +207,6 @@ def _ranks_needed(config: PenstockConfig, gpu: Gpu, most: int, needs: Needs) -> 
 
 
 def _with(config: PenstockConfig, pools: Pools) -> PenstockConfig:
-    """Return the config with these pools named."""
     shared = pools.trainer == next((group for group in pools.engines if group), ())
     members = pools.trainer if shared else tuple(number for group in pools.engines for number in group)
     placement = config.placement.model_copy(update={"trainer": pools.trainer, "engines": members})

@@ -135,7 +135,6 @@ class PoolWatches:
     watches: list[SupervisedWorker] = field(default_factory=list)
 
     def over(self, workers: Sequence[PooledWorker[Any, Any]], pool: WatchedPool) -> None:
-        """Watch the workers of a pool."""
         for number, worker in enumerate(workers):
             liveness = Liveness(worker.place, self.events.now, pulses=self.pulses, freeze_s=self.freeze_s)
             self.watches.append(PoolWatch(worker, partial(pool.lost, number), liveness))

@@ -82,7 +82,6 @@ class ControllerEvents:
             self.recorder.span("admission", "blocked", start, reason=reason)
 
     def waited(self, start: float, taken: StepGroups) -> dict[str, float]:
-        """Record that the trainer has waited for these groups since `start`. Return the seconds by cause."""
         attempts = [self._attempts[number] for number in taken.numbers]
         waits = waits_of(attempts, start, self.now(), self._last_wait)
         self.recorder.span("train", "wait for groups", start, step=taken.step + 1, **waits)
@@ -197,7 +196,6 @@ class ControllerEvents:
         return {(event.group, event.episode) for event in tokens}
 
     def _end_wait(self, group: int, until: float, **attributes: int | str) -> None:
-        """Record the end of a group's wait for its step."""
         slot, attempt = self._ready.pop(group, None), self._attempts.get(group)
         if slot is None:
             return

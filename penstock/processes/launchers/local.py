@@ -153,7 +153,6 @@ class LocalLauncher:
         return worker
 
     def forget(self, worker: Worker) -> None:
-        """Drop a worker that its owner has ended, so that the launcher does not stop it again."""
         self._workers = [one for one in self._workers if one is not worker]
 
     async def _start(
