@@ -8,6 +8,7 @@ decides when a group may start and which groups a step takes, and needs neither.
 """
 
 import asyncio
+import contextlib
 import itertools
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
@@ -250,8 +251,11 @@ class OpenTrainer:
                 fresh=self.history.versions_of(self.num_steps),
             )
             result = await self._service.step(plan)
-        except BaseException:
-            self.history.withdraw(version)  # publishing it now sends unchanged weights
+        except BaseException as error:
+            self.history.withdraw(version)
+            if isinstance(error, Exception):
+                with contextlib.suppress(ValueError):  # it has one if the step failed after that
+                    await self._service.snapshot(version)  # publishing it sends unchanged weights
             raise
         self.num_steps += 1
         return result.values()
