@@ -106,5 +106,5 @@ def _config_of(model: Path) -> Path:
 
 
 def _age(model: Path) -> tuple[int, bool]:
-    """Sort models by the time of their writing; of equally old ones, the final model is newer."""
+    """Return a sort key: the time of writing; of equally old models, the final one is newer."""
     return _config_of(model).stat().st_mtime_ns, not model.parent.name.startswith("step-")

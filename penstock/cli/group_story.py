@@ -1,4 +1,4 @@
-"""Tells what a run's journal has of single groups, as lines for `penstock doctor --group` and `--task`."""
+"""Describes single groups from a run's journal, as lines for `penstock doctor --group` and `--task`."""
 
 import functools
 from collections.abc import Callable, Iterator

@@ -74,7 +74,7 @@ KEPT_LINES = 20
 
 
 class Watcher:
-    """Shows a run to a view. Call `look` repeatedly until it returns False."""
+    """Shows a run in a view. Call `look` repeatedly until it returns False."""
 
     def __init__(self, run: RunReading, view: View | None = None, *, plain: bool = False) -> None:
         """Without a `view`, one is made whose lines are stamped with the times at which the run wrote them."""
@@ -101,7 +101,7 @@ class Watcher:
         return was_running
 
     def show_end(self) -> None:
-        """Show how the run stands, as lines that stay."""
+        """Log how the run ended, and its last status."""
         status = self._status(is_running=False)
         how = (
             "has ended"

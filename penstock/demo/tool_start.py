@@ -1,9 +1,8 @@
-"""Trains the supervised start of `builtin-tools`: a tiny model that can chat and call a calculator, and seldom
-does.
+"""Trains the supervised start of `builtin-tools`: a tiny model that chats and sometimes calls a calculator.
 
-It can't add. Its teacher guesses most answers and calls the tool for some; it writes a wrong digit now and
-then, in the call as in what it repeats of the result. So there is something to learn: to call the tool, with
-the right numbers, and to say what came back.
+The model can't add. Its teacher guesses most answers and calls the tool for some; now and then it writes a
+wrong digit, in a call or in a result that it repeats. So there is something to learn: to call the tool, with
+the right numbers, and to repeat its result.
 
     <|user|>214+387=<|end|><|assistant|>CALL 214 AND 387 CLOSE<|end|><|tool|>601<|end|><|assistant|>601<|end|>
 """

@@ -1,8 +1,7 @@
 """Serves an aiohttp application on a port, and closes connections that do not send a request in time.
 
-A connection has `HEADER_S` to send the headers of its first request, and as long for each further one, from
-its first byte on. There is no such limit between two requests, or while a body is sent or a long answer is
-read.
+A connection has `HEADER_S` to send the headers of its first request, and as long for each further one, from its
+first byte on. There is no such limit between two requests, or while a body is sent or a long answer is read.
 """
 
 import asyncio

@@ -145,7 +145,8 @@ def odd(run: RunReading) -> list[Chosen]:
 
 
 def _by_reward(run: RunReading, *, highest: bool) -> list[Chosen]:
-    """Return the top answers, the newest of equals first and one a group, so that no task fills the list."""
+    """Return the answers with the highest or lowest rewards, newest first among equals. A group gives only one,
+    so that no task fills the list."""
     rows = run.samples.select(drop="none")
     rewards = run.samples.columns["reward"][rows] if rows.size else np.zeros(0)
     rows, rewards = rows[np.isfinite(rewards)], rewards[np.isfinite(rewards)]

@@ -1,5 +1,5 @@
-"""Runs episodes on worker processes. An episode that hangs in a call costs only itself: its process gets no new
-episodes, and is replaced when its others have ended."""
+"""Runs episodes on worker processes. An episode that hangs in a call fails alone: its process gets no new
+episodes, and is replaced when its other episodes have ended."""
 
 from collections.abc import Callable, Sequence
 

@@ -39,7 +39,8 @@ class EpisodeRecord:
 
     def begin_turn(self, sampling: Mapping[str, Any], *, trains: bool) -> tuple[int, SamplingParams]:
         """Return the number of the next turn, and its sampling settings within what the episode has left.
-        `sampling` overrides the episode's settings; `trains`: the turn's tokens may be trained on."""
+        `sampling` overrides the episode's settings; `trains`: the turn's tokens may be trained on. Raise
+        `EpisodeLimit` if no turn or token is left."""
         spec = self.spec
         with self._lock:
             number = self.num_begun

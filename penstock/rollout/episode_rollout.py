@@ -71,9 +71,8 @@ class TokenSource(Protocol):
 
 
 class Rollout:
-    """Gives one episode access to the run. `tokenizer` is the model's, and `spec` says which attempt of which
-    group it is. Turns may be generated one after another or at once; they are numbered in the order of the
-    calls."""
+    """Gives one episode access to the run. `tokenizer` is the model's, and `spec` says which attempt of which group
+    it is. Turns may be generated one after another or at once; they are numbered in the order of the calls."""
 
     def __init__(
         self,
@@ -99,8 +98,8 @@ class Rollout:
         self._endpoint: Endpoint | None = None
 
     def twin(self, engine: TokenSource) -> "Rollout":
-        """Return this episode for another event loop, with an engine of that loop. Both number their turns
-        together, and turns of the twin are part of the episode once they are kept."""
+        """Return a rollout of the same episode for another event loop, with that loop's engine. Both share
+        limits and turn numbers. A turn of the twin becomes part of the episode only through `keep`."""
         return Rollout(self.spec, engine, self.tokenizer, record=self._record, keeps=False)
 
     @property
@@ -156,11 +155,11 @@ class Rollout:
         self._record.set_reward(value, parts or {})
 
     def keep(self, turns: Iterable[Turn]) -> None:
-        """Make turns of a twin part of the episode, since they were sent to the client that asked for them."""
+        """Make turns of a twin part of the episode, because a client is about to get them."""
         self._record.turns.update((turn_number(turn), turn) for turn in turns)
 
     def forget(self, turns: Iterable[Turn]) -> None:
-        """Remove turns that the client has not received after all."""
+        """Remove turns that the client has not received."""
         for turn in turns:
             self._record.turns.pop(turn_number(turn), None)
 

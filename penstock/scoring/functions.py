@@ -105,7 +105,8 @@ def needs_group(rewards: Sequence[Reward]) -> bool:
 
 
 def calls_at_once(rewards: Sequence[Reward], limit: int) -> int:
-    """Return how many episodes one worker may score at once: several only if a function is async."""
+    """Return how many episodes one worker may score at once: `limit` if a function is async and none needs a
+    group, else 1."""
     return limit if any(reward.is_async for reward in rewards) and not needs_group(rewards) else 1
 
 

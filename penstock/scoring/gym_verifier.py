@@ -1,8 +1,7 @@
 """Implements the reward `reasoning_gym`: the dataset that a task is from scores the answer.
 
-The whole entry travels with its task, so a scoring process can verify an answer from the task alone.
-Verifiers compare tuples with tuples, but JSON turns tuples into lists and has no fractions; `pack` preserves
-both.
+The whole entry travels with its task, so a scoring process can verify an answer from the task alone. Verifiers
+compare tuples with tuples, but JSON turns tuples into lists and has no fractions; `pack` preserves both.
 """
 
 import difflib

@@ -1,6 +1,5 @@
-"""Runs the engine of `penstock bench sync` in the trainer's own process, for transports that need that. It
-serves in a thread with an event loop of its own, and takes the same commands as the engine in another
-process."""
+"""Runs the engine of `penstock bench sync` in the trainer's own process, for transports that need that. It serves
+in a thread with an event loop of its own, and takes the same commands as the engine in another process."""
 
 import asyncio
 import queue

@@ -77,7 +77,7 @@ class SegmentHead(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class StepColumns(msgspec.Struct, frozen=True, kw_only=True, tag=True, array_like=True):
-    """Names the numbers of a step, before the first step that has them."""
+    """Names the values of the later steps that refer to its `number`."""
 
     number: int
     names: tuple[str, ...]
