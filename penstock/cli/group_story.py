@@ -139,8 +139,8 @@ def _under_way(number: int, records: list[AttemptRecord], decode: Decode) -> Ite
 
 
 def _decoder_of(run: Path) -> Decode:
-    """Decode with the tokenizer of the run's model, loaded at first use. If it cannot be loaded, a note replaces
-    the text."""
+    """Return a function that decodes with the tokenizer of the run's model, loaded at first use. If it cannot be
+    loaded, a note replaces the text."""
 
     @functools.cache
     def tokenizer() -> "ChatTokenizer | None":

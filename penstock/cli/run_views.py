@@ -58,7 +58,7 @@ def watch_run(
     view: View | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Show a run in the terminal until it ends. Its last picture stays."""
+    """Show a run in the terminal until it ends. Its last status stays, as lines."""
     watcher = Watcher(RunReading(run_folder(name)), view, plain=plain)
     try:
         while watcher.look():
@@ -77,7 +77,7 @@ class Watcher:
     """Shows a run in a view. Call `look` repeatedly until it returns False."""
 
     def __init__(self, run: RunReading, view: View | None = None, *, plain: bool = False) -> None:
-        """Without a `view`, one is made whose lines are stamped with the times at which the run wrote them."""
+        """Make a view if none is given; its lines carry the times at which the run wrote them."""
         self._run = run
         self._shown_s = 0.0
         """The time in the run of what is shown now."""

@@ -72,7 +72,7 @@ def make_tool_tokenizer(recipe: ToolRecipe) -> Any:
 
 
 def conversation(recipe: ToolRecipe, rng: random.Random) -> tuple[list[int], list[int]]:
-    """Return the token ids of one example of the teacher's, and its targets: all but the assistant's tokens are
+    """Return the token ids and the targets of one example by the teacher. All but the assistant's tokens are
     ignored."""
     a, b = _operands(recipe, rng)
     token_ids, targets = _ids([USER, *f"{a}+{b}=", END, ASSISTANT]), []

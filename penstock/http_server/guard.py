@@ -33,7 +33,8 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guard:
-    """Knows the names that a server answers to. `advice` tells a client what to do about an unknown name."""
+    """Checks requests. `hosts` are the names that the server answers to; `advice` tells clients of another name
+    what to do."""
 
     hosts: frozenset[str]
     any_address: bool

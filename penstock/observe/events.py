@@ -230,7 +230,7 @@ class StepEvent(Event, frozen=True, kw_only=True):
 
 
 class UpdateEvent(Event, frozen=True, kw_only=True):
-    """Every engine now serves this version. Times are those of the slowest engine."""
+    """Every engine of the pool serves this version. Times are the longest of any engine, token counts are sums."""
 
     policy: str
     version: int

@@ -96,7 +96,7 @@ class RunStatus:
     staleness_mean: float = 0.0
     """Mean age of the last step's tokens."""
     staleness_max: float = 0.0
-    """The highest of the whole run."""
+    """The highest age of a token so far."""
     staleness_bound: int | None = None
     ages: tuple[AgeStatus, ...] = ()
     samples: int = 0

@@ -51,7 +51,7 @@ def list_metrics(run: RunReading) -> dict[str, Any]:
 
 
 def same_rewards(run: RunReading) -> dict[str, str]:
-    """Return the rewards whose curve is that of another, with the other's name: with one function of weight 1,
+    """Return the rewards whose curve equals an earlier one's, with its name: with one function of weight 1,
     `reward_mean` and the function's own mean are `reward`."""
     kept, same = dict[str, Floats](), dict[str, str]()
     for name in run.steps.names:

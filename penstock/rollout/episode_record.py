@@ -71,7 +71,7 @@ class EpisodeRecord:
         return tuple(turns[number] for number in sorted(turns))
 
     def set_reward(self, value: float, parts: Mapping[str, float]) -> None:
-        """Set the reward. A later call replaces it."""
+        """Set the reward, which must be finite in float32. A later call replaces it."""
         numbers = {"reward": _float(value), **{name: _float(part) for name, part in parts.items()}}
         for name, number in numbers.items():
             if not fits_float32(number):

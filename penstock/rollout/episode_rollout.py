@@ -110,7 +110,7 @@ class Rollout:
 
     @property
     def endpoint(self) -> Endpoint:
-        """Return the address of this episode's own OpenAI API, with its key."""
+        """Return the address of this episode's own OpenAI API, with its key. Only rollout workers have one."""
         if self._endpoint is None:
             raise RuntimeError(
                 "rollout.endpoint needs a process of its own; set rollout.workers to 1 or more"
@@ -151,7 +151,7 @@ class Rollout:
         return self._record.parts
 
     def set_reward(self, value: float, parts: Mapping[str, float] | None = None) -> None:
-        """Set the reward of the episode. A later call replaces it."""
+        """Set the episode's reward, which must be finite in float32. A later call replaces it."""
         self._record.set_reward(value, parts or {})
 
     def keep(self, turns: Iterable[Turn]) -> None:
@@ -272,8 +272,8 @@ class Rollout:
 
     async def call(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         """Call `function` with these arguments, await the result if needed, and return it: for tools and
-        environments. A workflow that runs again after a restart gets the earlier result without the call. So
-        a result must be JSON (lists, dicts, strings, numbers), and is returned as JSON decodes it."""
+        environments. A training workflow that runs again after a restart gets the earlier result without the call.
+        So a result must be JSON (lists, dicts, strings, numbers), and is returned as JSON decodes it."""
         return await self._calls.call(function, arguments, named)
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
 """Runs an environment behind a URL, which returns observations and rewards for the policy's answers.
 
     POST URL/reset   {"episode": "g12.3", "task": {"id", "prompt", …columns}}   →  {"observation": …}
-    POST URL/step    {"episode": "g12.3", "turn": 0, "action": "…"}   →  {"observation": …, "reward": 0, "done":
-    false}
+    POST URL/step    {"episode": "g12.3", "turn": 0, "action": "…"}
+                     →  {"observation": …, "reward": 0, "done": false}
 
 An observation is text or chat messages. After `reset` it may be missing; then the task's prompt is used. Rewards of
 steps add up. `episode` and `turn` let a service recognise a request that is repeated after a broken connection.

@@ -4,7 +4,7 @@
      └───► anything else: that is the episode
 
 A retried workflow gets its finished turns and the results of its calls through the rollout, as after a
-restart. Neither is made twice.
+restart. Neither is made twice; only evaluations repeat calls.
 """
 
 import asyncio

@@ -1,10 +1,10 @@
 """Defines the forms of reward functions and loads them. `penstock.scoring.reward_calls` calls them.
 
-There are two forms. Plain: `reward(task, completion)` is called once per episode as soon as that has ended;
-if its second parameter is named `episode`, it gets the whole record. It returns a number or a `Score`. TRL's:
-`f(prompts, completions, **columns) -> list[float]` is called once per group, with the task's columns repeated
-to the group's length and, for chat tasks, completions as lists of messages. Either may be `async`, and gets
-the scoring worker's device if it has a parameter `device`.
+There are two forms. Plain: `reward(task, completion)` is called for each episode as soon as that has ended (or its
+group, if another function needs the group); if its second parameter is named `episode`, it gets the whole record.
+It returns a number or a `Score`. TRL's: `f(prompts, completions, **columns) -> list[float]` is called once per
+group, with the task's columns repeated to the group's length and, for chat tasks, completions as lists of messages.
+Either may be `async`, and gets the scoring worker's device if it has a parameter `device`.
 """
 
 import dataclasses

@@ -57,7 +57,8 @@ class TaskStream:
 
     @property
     def num_taken(self) -> int:
-        """Return how many new tasks were taken or skipped; a task that was put back and taken again counts once."""
+        """Return how many new tasks were taken, or skipped by the curriculum; one that was put back and taken
+        again counts once."""
         return self._epoch * len(self._tasks) + self._position
 
     def task(self, task_id: str) -> Task:

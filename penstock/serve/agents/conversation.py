@@ -88,7 +88,8 @@ class Conversation:
         tools: Sequence[dict[str, Any]] | None = None,
         template_args: Mapping[str, Any] | None = None,
     ) -> Heard:
-        """Find the tokens of a call; `messages` are in the form that a template takes."""
+        """Return the tokens of a call, and how it relates to earlier ones. `messages` are in the form that a
+        template takes."""
         options = dict(template_args or {})
         words = tuple(canonical(message) for message in messages)
         setting = json.dumps([tools, options], sort_keys=True)
