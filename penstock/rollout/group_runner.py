@@ -51,8 +51,8 @@ class RolloutRunner:
         done: Mapping[int, Episode] | None = None,
         calls: Sequence[CallAnswer] = (),
     ) -> Group:
-        """Run all episodes of one group, but for those that ended before a restart: `done`, by index. `calls` are
-        the calls that the others had made by then. `ended` is called with each episode as it ends, also with those
+        """Run the episodes of one group. `done` holds, by index, those that ended before a restart; `calls` are
+        those that the others had made by then. `ended` is called with each episode as it ends, and with those
         of `done`. Raise `RolloutFailed` when too few succeed, and pass on errors that end the run."""
         known = done or {}
 

@@ -46,7 +46,7 @@ class CallsSoFar:
 
 class RetryingEpisodes:
     """Wraps another `EpisodeRunner`, whose episodes must report their calls to `calls`. `report` is called before
-    each retry with the failed episode, the number of all retries with this one, and the wait in seconds."""
+    each retry with the failed episode, the number of retries so far with this one, and the wait in seconds."""
 
     def __init__(
         self,

@@ -134,7 +134,7 @@ class Frame(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     turn: int
     """Grows with every flush; frames of several kinds that were written together have the same turn."""
     first: int
-    """Number of the first record; the records of a kind are counted over the whole run."""
+    """Number of the first record. Numbers of a kind rise over the whole run, with gaps between sessions."""
 
 
 class FactFrame(Frame, frozen=True, kw_only=True, array_like=True):

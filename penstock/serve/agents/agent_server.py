@@ -126,6 +126,5 @@ class AgentServer:
         return endpoint
 
     def dismiss(self, endpoint: Endpoint) -> int:
-        """Expire the key of an episode that is over. Return how many of its calls were never answered
-        (`num_unread`)."""
+        """Expire the key of an episode that is over. Return how many of its calls were not answered."""
         return self.keys.expire(endpoint.api_key)
