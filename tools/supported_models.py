@@ -53,14 +53,14 @@ VARIANTS: dict[tuple[str, str], dict[str, Any]] = {
 PAGE = Path(__file__).parent.parent / "docs" / "models.md"
 HEAD = """# Supported models
 
-Your run decides: before it starts, engine and trainer compare Penstock's attention with the model's own, on a
-small random model made from your model's config, past every sliding window and switch of the rotary embedding that
-your contexts can reach; the trainer compares gradients too. The table is a guide, made by
+Your run decides: before it starts, engine and trainer compare Penstock's attention with the model's own (the
+trainer its gradients too), on a small random model made from your model's config, past every sliding window and
+switch of the rotary embedding that your contexts can reach. The table is a guide, made by
 `python tools/supported_models.py` from the default config (or a published one) of every family in transformers
 {version}.
 
-Vision models are not supported. Where this table has an image class (`gemma3`, `gemma3n`, `gemma4`), such a model
-is served and trained on text alone; other vision models are refused before anything starts.
+Vision models are refused before anything starts. Those whose image class is in the table (`gemma3`, `gemma4`) are
+served and trained on text alone.
 
 - **exact**: trained and served as the model's own code computes it.
 - **exact up to N tokens**: set `engine.max_context` to at most N.
@@ -74,7 +74,7 @@ IN_SHORT = {
     r".*not all of its layers are plain attention \((.*?)\).*": r"refused: layers (\1)",
     r".*does not use the attention interface.*": "refused: interface",
     r".*every layer has attention; \w+ has (\d+) layers and (\d+) .*": r"refused: attentions (\2 in \1 layers)",
-    r".*attention differs from the model's own \((off by [\d.]+ nats).*": r"refused: differs (\1)",
+    r".*attention differs from the model's own \((off by [\d.]+ nats|the gradient).*": r"refused: differs (\1)",
     r"not checked: .*": "not checked",
 }
 """A run's sentences, and what the table says instead; the page's head explains it."""

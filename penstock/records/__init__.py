@@ -28,7 +28,9 @@ from penstock.records.episodes import (
     Group,
     Message,
     Sample,
+    StepScore,
     Task,
+    TokenColumn,
     Turn,
     TurnSpan,
     sample_of_turn,
@@ -61,8 +63,6 @@ from penstock.records.partial_work import (
 from penstock.records.scores import (
     Score,
     ScoredGroup,
-    StepScore,
-    TokenColumn,
 )
 from penstock.records.steps import (
     CheckpointWritten,

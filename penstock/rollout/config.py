@@ -63,6 +63,8 @@ class RolloutConfig(Section):
     process."""
     episodes_per_worker: int = Field(default=128, ge=1, le=65536)
     """Episodes that each of these processes runs at once, each in its own thread."""
+    processes: int = Field(default=0, ge=0)
+    """Commands (agents) that run at once, of all workers together. 0: as many as this machine has cores."""
     timeout_s: float = Field(default=1800.0, gt=0)
     """Time limit of an episode. Past it the episode fails, and a process that hangs in it is replaced."""
     retries: int = Field(default=5, ge=0)

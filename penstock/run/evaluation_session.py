@@ -42,6 +42,7 @@ from penstock.run.workers import (
     start_scorers,
 )
 from penstock.scoring.functions import load_functions
+from penstock.scoring.scoring_process import TrainerState
 from penstock.tasks.sources import load_tasks
 from penstock.tasks.stream import TaskStream
 
@@ -152,6 +153,8 @@ async def _evaluate_on(
     launcher: Launcher, prepared: Prepared, engine: EnginePool, care: PoolWatches
 ) -> list[Rewards]:
     scorer = await start_scorers(launcher, prepared, care)
+    steps = prepared.config.run.steps
+    scorer.training = lambda: TrainerState(global_step=steps, max_steps=steps)  # as after training
     episodes = await start_episodes(launcher, prepared, WorkReplay(engine=engine), care)
     parts = Parts(
         engines=engine,

@@ -22,6 +22,7 @@ from penstock.durability.checkpoints import Part
 from penstock.durability.run_facts import read_facts, write_facts
 from penstock.engines.kinds import kind_of
 from penstock.errors import UserError
+from penstock.http_server.hub_access import check_hub
 from penstock.models.support import RawConfig, load_config, read_config
 from penstock.models.tokenizer import ChatTokenizer, check_prompts, model_context, warn_of_unknown_characters
 from penstock.observe.events import ConfigEvent, RunEvent
@@ -183,6 +184,7 @@ def open_model(
     """Return the model's path, its tokenizer, and how long its sequences may be."""
     trusted = config.model.trust_remote_code
     model = open_builtin(config.model.name, cache, log=log)
+    check_hub(model, log)
     max_context = min(
         config.engine.max_context or sys.maxsize, model_context(model, trust_remote_code=trusted)
     )

@@ -72,13 +72,8 @@ def gemma3n() -> Gemma3nTextConfig:
     return Gemma3nTextConfig()
 
 
-def gemma4() -> Gemma4TextConfig:
-    """Wider heads in the layers that see everything."""
-    return Gemma4TextConfig()
-
-
 def gemma4_shared() -> Gemma4TextConfig:
-    """As E2B: the last 20 of 35 layers take keys and values of earlier ones."""
+    """As E2B: wider heads in layers that see everything, and the last 20 of 35 take keys of earlier ones."""
     return Gemma4TextConfig(num_hidden_layers=35, num_kv_shared_layers=20, use_double_wide_mlp=True)
 
 

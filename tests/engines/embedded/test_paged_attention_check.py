@@ -15,7 +15,6 @@ FAR = 1 << 20
         families.exaone4(),
         families.granite4(),
         families.gemma3n(),
-        families.gemma4(),
         families.gemma4_shared(),
         families.gemma4_mixture(),
         Qwen3Config(),

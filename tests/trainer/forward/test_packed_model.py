@@ -6,6 +6,7 @@ import torch
 from transformers import (
     AutoModelForCausalLM,
     BloomConfig,
+    Ernie4_5_MoeConfig,
     Gemma3TextConfig,
     GPT2Config,
     GPTNeoXConfig,
@@ -146,9 +147,9 @@ FAR = 1 << 20
         families.exaone4(),
         families.granite4(),
         families.gemma3n(),
-        families.gemma4(),
         families.gemma4_shared(),
         families.gemma4_mixture(),
+        Ernie4_5_MoeConfig(),  # has parameters without gradients
         Qwen3Config(),
         Gemma3TextConfig(),
         GptOssConfig(),
