@@ -73,7 +73,7 @@ class Recipe:
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class MixtureRecipe(Recipe):
     """Teaches the same lesson to a mixture of experts: Qwen3-MoE's architecture, with experts `mlp_size` wide.
-    Half a batch a step learns it in 0.7 of the time."""
+    With half the batch it takes 0.7 of the time."""
 
     mlp_size: int = 64
     num_experts: int = 8

@@ -32,7 +32,8 @@ class EpisodePool:
         max_deaths: int = MAX_DEATHS_IN_A_ROW,
         report: Callable[[str], None] = lambda words: None,
     ) -> None:
-        """`workflow` is that of tasks that name none; at most so many `commands` run at once."""
+        """`workflow` is for tasks that name none. Of workflows that are commands, at most `commands` run at
+        once."""
         kind: CallKind[EpisodeSpec, Outcome] = CallKind(
             worker="rollout",
             advice="look at the workflow, and at what ends processes on this machine (rollout.memory_gb, "
