@@ -22,8 +22,8 @@ MAX_EXTRA = 4000
 def weighted_sum(
     rewards: Sequence[Reward], scores: Sequence[Score | None], task: Task, episode: Episode
 ) -> Score:
-    """Return the sum of the scores, each times the weight of its function. Steps are weighted too and joined, columns
-    are kept as they are, and unweighted values, parts and extra texts under the function's name. Raise
+    """Return the sum of the scores, each times the weight of its function. Steps are weighted too and joined,
+    columns are kept as they are, and unweighted values, parts and extra texts under the function's name. Raise
     `ScoringFailed` when there is no value, when a number is not finite or does not fit the episode, or when a
     turn's column is given twice."""
     given = [(reward, score) for reward, score in zip(rewards, scores, strict=True) if score is not None]
