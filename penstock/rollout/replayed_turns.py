@@ -109,8 +109,6 @@ class ReplayedTurns:
 
 
 class _KeptTurn:
-    """Logs one turn."""
-
     def __init__(
         self,
         log: WorkLog,
