@@ -126,7 +126,7 @@ class HttpServer:
 
 
 def request_logger() -> logging.Logger:
-    """Return a logger without aiohttp's tracebacks of data that is no request: a stranger could fill the disk
+    """Return a logger that drops aiohttp's tracebacks of data that is no request: a stranger could fill the disk
     with them. Our own errors are logged as usual."""
     logger = logging.getLogger("penstock.requests")
     if not logger.filters:

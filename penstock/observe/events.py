@@ -61,7 +61,7 @@ class ConfigEvent(Event, frozen=True, kw_only=True):
 
 
 class PhaseEvent(Event, frozen=True, kw_only=True):
-    """The run enters a phase: `LOADING`, `verifying weights`, `evaluating`, `training`, `saving`, `done`. It
+    """The run enters a phase: `LOADING`, `verifying weights`, `evaluating`, `training`, `saving`, `done`. A run
     begins in `PREPARING`, without an event for that."""
 
     phase: str

@@ -51,7 +51,7 @@ class ShownRun:
 
 
 def show(view: View) -> ShownRun:
-    """Show a run from its beginning, in the thread that prepares it."""
+    """Begin to show a run, in the thread that prepares it."""
     stream, state = EventStream(MonotonicClock()), RunState()
     stream.subscribe("state", state)
     stream.subscribe("view", ViewReader(state, view))

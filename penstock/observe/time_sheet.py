@@ -82,7 +82,7 @@ class EngineTime:
 
 
 class TimeSheet:
-    """Builds the time sheet from a run's events."""
+    """Adds up, from a run's events, what the trainer and each engine did while the run trained."""
 
     def __init__(self) -> None:
         self._trainer: defaultdict[str, float] = defaultdict(float)

@@ -181,7 +181,7 @@ def _odd(run: RunReading) -> Iterator[Chosen]:
 
 
 def _against_its_group(run: RunReading, rows: Rows) -> Iterator[Chosen]:
-    """Find the answer with the largest advantage."""
+    """Find the answer whose advantage is furthest from zero."""
     heads = ((row, run.samples.head(row).advantage) for row in rows[-SEARCHED:].tolist())
     known = [(abs(advantage), row) for row, advantage in heads if advantage is not None]
     if known:

@@ -21,7 +21,8 @@ _TUPLE, _MAP, _FRACTION = "__tuple__", "__map__", "__fraction__"
 
 
 def create_dataset(name: str, options: dict[str, Any]) -> Any:
-    """Create the dataset; this needs the package `reasoning_gym`."""
+    """Create the dataset. Raise `TaskError` for an unknown name or wrong options, `MissingExtraError` without
+    the package."""
     try:
         import reasoning_gym
         from reasoning_gym.factory import DATASETS

@@ -67,7 +67,7 @@ def _engine_of(arm: UpdateArm) -> tuple[object, ...]:
 
 
 def num_threads() -> int:
-    """Return the threads of trainer and engine each, which share the cores."""
+    """Return the threads of the trainer, and of the engine: half of the cores each."""
     return max(1, usable_cores() // 2)
 
 

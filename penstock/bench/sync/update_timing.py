@@ -3,7 +3,7 @@
     snapshot ─► describe (hash, pack) ─► transfer ─► stall ─► fresh ─► seen
     trainer                              engine
 
-All but the snapshot run beside the trainer's next step, and all but the stall while the engine generates.
+All parts but the snapshot run beside the trainer's next step, and all but the stall beside generation.
 """
 
 import statistics
