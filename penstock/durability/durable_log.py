@@ -138,7 +138,7 @@ class DurableGroupLog:
         return self.journal.durable(soon=True)
 
     async def _append_scored(self, record: GroupScored, urgent: bool) -> None:
-        """Append a scored group, after its blobs are on the disk. Unless in a urgent, it waits a moment for other
+        """Append a scored group, after its blobs are on the disk. Unless `urgent`, it waits a moment for other
         records to share the commit."""
         if self.copies is not None and any(refs_of(record.scored.group)):
             keep = functools.partial(self.copies.keep, record.scored.group)

@@ -73,7 +73,8 @@ class Deaths:
 
 
 class Named(Protocol):
-    """A `Named` worker has the name and incarnation that events show."""
+    """A `Named` worker can be identified in events: by its name, and by an incarnation that grows with every
+    restart."""
 
     @property
     def name(self) -> str: ...

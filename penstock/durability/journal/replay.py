@@ -22,7 +22,7 @@ _NAME = re.compile(r"segment-(\d{8})\.journal")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JournalEnd:
-    """A `JournalEnd` is the position where the next frame goes."""
+    """A `JournalEnd` is the position where the next frame is written."""
 
     segment: int = 1
     size: int = 0

@@ -1,8 +1,9 @@
-"""Serves one episode behind its key: makes the turns that calls ask for, and recognises repeated calls.
+"""Serves one episode to the agent that holds its API key: generates the turns it asks for, and recognises
+requests that a client repeats.
 
 A client that times out asks again. That must not make a second turn: the call keeps running without a
-listener, and a client that repeats the request gets its answer. An answer that was never sent is no part of
-the episode.
+listener, and a client that repeats the request gets its answer. Turns whose answer did not reach the client
+are left out of the episode.
 """
 
 import asyncio
@@ -89,8 +90,9 @@ class Call:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallId:
-    """Identifies a call. `name` is the same for calls that ask for the same, and `is_retry` is set when the
-    client says that it asks again."""
+    """Identifies what a call asks for, so that a repeated one is recognised. `name` is the client's
+    `Idempotency-Key`, or else a hash of path and body. `is_retry` is set when there is such a key, or when
+    the client says that it retries."""
 
     name: str
     is_retry: bool
