@@ -73,8 +73,8 @@ class RunConfig(Section):
     are under way."""
 
     freeze_s: float = Field(default=120.0, ge=0)
-    """An engine or trainer that is silent for this long counts as frozen: it is killed and replaced. It may be
-    silent for longer where it has announced that, as for loading or compiling. An engine whose server (vLLM's)
+    """A worker that is silent for this long counts as frozen: it is killed and replaced. It may be silent for
+    longer where it has announced that, as for loading or compiling. An engine whose server (vLLM's)
     returns no token for this long while answers are under way counts as frozen too. 0: no worker counts as
     frozen."""
 
