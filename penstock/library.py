@@ -2,10 +2,9 @@
 
     engine.answer ─► Turn ─► ScoredGroup.of ─► trainer.step ─► trainer.published ─► engine.update
 
-`open_engine` serves a model in the caller's process and event loop. `open_trainer` makes optimizer steps on
-groups of answers, in a thread. A run's workers are built from the same two.
-`penstock.loop.rollout_buffer.RolloutBuffer` decides when a group may start and which groups a step takes, and
-needs neither.
+`open_engine` serves a model in the caller's process and event loop. `open_trainer` makes optimizer steps on groups
+of answers, in a thread. A run's workers are built from the same two. `penstock.loop.rollout_buffer.RolloutBuffer`
+decides when a group may start and which groups a step takes, and needs neither.
 """
 
 import asyncio
@@ -109,7 +108,7 @@ async def open_engine(
 
 @dataclass(frozen=True, slots=True)
 class OpenEngine:
-    """An `OpenEngine` answers prompts, and takes new weights while it does."""
+    """Answers prompts, and takes new weights while it does."""
 
     engine: ServedEngine
     """What a run sees of it: `generate` streams tokens, `report` says what it serves."""
@@ -222,7 +221,8 @@ async def open_trainer(
 
 
 class OpenTrainer:
-    """An `OpenTrainer` makes optimizer steps and publishes each as a version. Version 0 is the model as loaded."""
+    """Makes optimizer steps, each with a new version of the weights. Version 0 is the model as loaded; with an
+    adapter, version 1 is the adapter before the first step."""
 
     def __init__(self, service: TrainerService, config: TrainerConfig, *, has_adapter: bool) -> None:
         self._service, self._config = service, config

@@ -47,9 +47,8 @@ class RunConfig(Section):
     `eval.every` is a multiple of `checkpoint_every`."""
 
     journal: bool = True
-    """In a run with checkpoints: keep a journal of every group, so that `penstock resume` continues with
-    finished groups and `penstock doctor` shows what became of each. Off: a resumed run generates them
-    again."""
+    """In a run with checkpoints: keep a journal of every group, so that `penstock resume` continues with finished
+    groups and `penstock doctor` shows what became of each. Off: a resumed run generates them again."""
 
     journal_every_s: float = Field(default=2.0, gt=0)
     """In a run with a journal: seconds between two records of unfinished answers. After a crash they continue
@@ -79,9 +78,8 @@ class RunConfig(Section):
 
     freeze_s: float = Field(default=120.0, ge=0)
     """A worker that is silent for this long counts as frozen: it is killed and replaced. It may be silent for
-    longer where it has announced that, as for loading or compiling. An engine whose server (vLLM's)
-    returns no token for this long while answers are under way counts as frozen too. 0: no worker counts as
-    frozen."""
+    longer where it has announced that, as for loading or compiling. An engine whose server (vLLM's) returns no
+    token for this long while answers are under way counts as frozen too. 0: no worker counts as frozen."""
 
     @field_validator("freeze_s")
     @classmethod
