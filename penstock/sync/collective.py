@@ -68,7 +68,7 @@ class CollectivePublisher(SlotPublisher):
         super().__init__(tensors, publishing or Publishing(), bucket_bytes=BUCKET_BYTES)
 
     def describe(self, version: int, *, full: bool = False) -> WeightUpdate:
-        """Describe the version for a new meeting, since engines at a failed meeting are not expected again."""
+        """Describe the version under a new meeting, since one that has failed can't be used again."""
         self._meetings[version] = self._meeting = secrets.token_hex(8)
         return super().describe(version, full=full)
 
@@ -172,7 +172,7 @@ class CollectivePublisher(SlotPublisher):
 
 
 class CollectiveReceiver(StagingReceiver):
-    """Implements the engine's side. It is in one group with each publisher."""
+    """Implements the engine's side. It joins a group for each publisher, that is for each rank of the trainer."""
 
     def __init__(self, device: str = "cpu", *, interface: str = "") -> None:
         super().__init__(device)

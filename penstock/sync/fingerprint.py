@@ -75,8 +75,8 @@ class Shard:
 
     @property
     def suits_kernel(self) -> bool:
-        """Return whether the kernel can sum it. The kernel handles one contiguous run of values, and indices
-        from 2³² on only in whole tensors."""
+        """Return whether the kernel can sum this shard: one contiguous run of values, with indices from 2³² on only in
+        whole tensors."""
         first = self.first
         if first is None or not self.values.is_contiguous():
             return False
@@ -203,7 +203,8 @@ def compare(expected: Mapping[str, int], found: Mapping[str, int], version: int)
 
 
 class Fingerprinter:
-    """Fingerprints the same tensors again and again. On a GPU, their addresses are looked up only once."""
+    """Fingerprints the same tensors again and again. On a GPU, the kernel's table of their addresses is made only
+    once."""
 
     def __init__(self, *, fused: bool | None = None) -> None:
         """`fused` chooses the Triton kernel or torch; None takes the kernel for tensors on a GPU."""
@@ -261,7 +262,8 @@ class Fingerprinter:
 
 
 def _each(shards: Sequence[Shard]) -> list[int]:
-    """Return the fingerprints of shards that the kernel can't take, on the host with as many threads as torch."""
+    """Return the fingerprints of shards that the kernel can't take. On the host, as many threads as torch has share a
+    large number of bytes."""
     num_threads = torch.get_num_threads()
     on_host = all(shard.values.device.type == "cpu" for shard in shards)
     if num_threads == 1 or not on_host or sum(shard.values.nbytes for shard in shards) < _THREADS_FROM:

@@ -78,8 +78,8 @@ def join_projections(model: nn.Module) -> int:
 
 
 def _can_join(members: list[nn.Module | None]) -> bool:
-    """Return whether they are plain linear layers of one input width, all with a bias or none, and not joined
-    yet."""
+    """Return whether they are plain linear layers of one input width and dtype, all with a bias or none, and not
+    joined yet."""
     linear = [member for member in members if type(member) is nn.Linear]
     return (
         len(linear) == len(members)

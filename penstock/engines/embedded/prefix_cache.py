@@ -92,7 +92,8 @@ class PrefixCache:
             seq.num_indexed += 1
 
     def keep(self, seq: Sequence) -> None:
-        """Take over the blocks of a finished sequence."""
+        """Keep the blocks of a finished sequence for forks. At most `keep_finished` sequences are kept, the newest.
+        """
         if self._keep_finished == 0 or seq.num_computed == 0:
             self.release(seq)
             return
@@ -130,7 +131,7 @@ class PrefixCache:
         self._drop_kept(policy)
 
     def is_current(self, seq: Sequence) -> bool:
-        """Return whether all its keys and values come from the weights that are served."""
+        """Return whether all keys and values of the sequence come from the weights that are served."""
         return seq.kv_version == self.versions[seq.policy]
 
     def clear_kept(self) -> None:
@@ -189,9 +190,9 @@ class PrefixCache:
             self._share(seq, self._found(seq))
 
     def _found(self, seq: Sequence, *, live: bool = False) -> Iterator[tuple[int, int]]:
-        """Yield the blocks and nodes that follow its own, found by its tokens and the routes that it replays.
-        With `live` they are found by tokens alone, and their experts are the live routers' choice. At least
-        one token is left to compute."""
+        """Yield the blocks and nodes that continue the sequence's own, found by its tokens and the routes that it
+        replays. With `live` they are found by tokens alone, among blocks whose experts the live routers chose. At
+        least one token is left to compute."""
         number, node = seq.num_indexed, seq.node
         while (number + 1) * self.pool.block_size < seq.num_tokens:
             found = self.pool.find(self._weights(seq), node, self._run(seq, number, live=live))
@@ -201,7 +202,7 @@ class PrefixCache:
             number, node = number + 1, found[1]
 
     def _num_alike(self, seq: Sequence, blocks: Iterable[int], fresh: Container[int]) -> int:
-        """Count how many of the blocks after its own were computed with the routes that it replays. What the
+        """Count the leading blocks that were computed with the routes that the sequence replays. Blocks that the
         planned pass fills can't be compared yet."""
         assert self._routes is not None
         there = list(takewhile(lambda block: block not in fresh, blocks))

@@ -24,8 +24,8 @@ class Place:
 
 
 class AdapterServing(Protocol):
-    """Serves adapters by the steps above. The same tensors get the same `Place` again, so that receivers can
-    prepare."""
+    """Serves adapters by the steps above. A slot gives updates of the same tensors the same `Place`, for which
+    receivers have prepared their copies."""
 
     @property
     def is_quick(self) -> bool:
@@ -51,4 +51,4 @@ class AdapterServing(Protocol):
         """Discard what was loaded into `place`, unless it is served already."""
 
     def take_off(self, policy: str) -> None:
-        """Remove a policy's adapter: it is served with the weights below it again."""
+        """Remove a policy's adapter, so that the policy is served with the weights alone."""

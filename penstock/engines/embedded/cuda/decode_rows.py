@@ -57,7 +57,7 @@ class Rows:
 
     @property
     def used(self) -> int:
-        """Return the number of rows up to the last that is taken."""
+        """Return how many rows there are up to the last one in use."""
         return max(self.of.values(), default=-1) + 1
 
     def take(self, seq: Sequence, token: int) -> int:

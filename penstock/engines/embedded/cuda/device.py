@@ -214,7 +214,8 @@ class Device:
         return self._read(launch)
 
     def reset(self) -> None:
-        """Start every sequence again from what the host knows of it. Nothing may be in flight."""
+        """Take all rows back, so that every sequence starts again from what the host knows of it. Nothing may be in
+        flight."""
         assert not self._in_flight
         self._rows.clear()
 
@@ -229,7 +230,7 @@ class Device:
 
     @torch.inference_mode()
     def warm_up(self) -> None:
-        """Capture the graphs of a full batch, for contexts of every length."""
+        """Capture the graphs of a full batch without truncation, for contexts of every length."""
         assert not self._in_flight
         self._attach()
         rows = len(self._buffers.tokens)

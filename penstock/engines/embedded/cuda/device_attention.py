@@ -35,7 +35,7 @@ class Plan(Protocol):
     ) -> torch.Tensor: ...
 
     def record(self, ids: torch.Tensor, record: torch.Tensor, block_size: int) -> torch.Tensor:
-        """Write ids (tokens, k) into the rows of `record` that are the tokens' slots; returns a copy of them."""
+        """Write ids (tokens, k) into the rows of `record` that are the tokens' slots; return a copy of the ids."""
 
 
 @dataclass(slots=True)

@@ -62,8 +62,8 @@ class DeviceSlots:
             self._moved.record(torch.cuda.current_stream(self._device))
 
     def beside(self, *, in_order: bool) -> AbstractContextManager[None]:
-        """Queue work beside the passes: a slot that a policy has left may be written once the passes that used
-        it are done."""
+        """Queue this block's work beside the passes, after those that may still use a slot that a policy has left.
+        """
         return self._gate.beside(self._moved, in_order=in_order)
 
     def begin_decode(self, policies: torch.Tensor) -> None:
@@ -90,8 +90,8 @@ class DeviceSlots:
 def adapted_linear(
     input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, a: torch.Tensor, b: torch.Tensor
 ) -> torch.Tensor:
-    """Compute a linear layer and add the adapters of the rows. It is one operator, since they are added in
-    place."""
+    """Compute a linear layer and add the adapters of the rows. Both are one operator, because the adapters are added
+    in place."""
     output = functional.linear(input, weight, bias)
     slots: DeviceSlots = a._penstock_slots  # type: ignore[attr-defined]
     states = input.flatten(0, -2)

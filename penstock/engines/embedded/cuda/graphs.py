@@ -96,7 +96,8 @@ class StepGraphs:
         return next(size for size in self.buckets if size >= rows)
 
     def get(self, kind: Kind) -> Replayable:
-        """Return the graph of this kind. Capturing one writes into the buffers: call it before they are filled."""
+        """Return the graph of this kind, or a call of the step itself where there are no graphs. A capture writes into
+        the buffers, so call this before they are filled."""
         if kind not in self._known:
             if kind.truncates:
                 self.mask_room()

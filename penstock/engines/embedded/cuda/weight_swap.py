@@ -87,8 +87,8 @@ class Gate:
         return int(self._answers[NEWEST + self.numbers[policy]])
 
     def beside(self, after: Any = None, *, in_order: bool) -> AbstractContextManager[Any]:
-        """Queue the work of this block beside the steps, but not before the event `after`. It follows the steps
-        where it must be `in_order`, or where streams do not run side by side."""
+        """Run this block's work on a stream of its own, after the event `after`, or with `in_order` after all queued
+        steps. Where streams do not run side by side, the steps' own stream runs it."""
         if not self._stops:
             return nullcontext()
         if in_order:
@@ -159,9 +159,8 @@ class Gate:
         self.raise_if_given_up()
 
     def _try(self) -> None:
-        """Test whether one stream can be opened from another while much is queued. It can't where launches
-        block, or where all streams share one queue. This also loads the kernels, which may need an idle
-        device."""
+        """Test whether a gate in one stream can be opened from another while much is queued. It can't where launches
+        block, or where all streams share one queue. This also loads the kernels, which may need an idle device."""
         for _ in range(2):  # the first round does not stop
             self._asked.fill_(self._number)
             self.check(TRIAL_NS)

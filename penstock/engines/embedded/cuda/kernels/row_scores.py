@@ -1,4 +1,4 @@
-"""Reads the scores of one row, its logits over the temperature, and adds them up lane by lane."""
+"""Reads the scores (logits over the temperature) of one row, and sums their weights for each lane of a program."""
 
 import triton
 import triton.language as tl
