@@ -71,7 +71,8 @@ class Replay:
 
     @property
     def num_flipped(self) -> torch.Tensor:
-        """Return how many (layer, token) pairs chose another set of experts live than the recorded one."""
+        """Return for how many (layer, token) pairs the live router chose another set of experts than the recorded one.
+        """
         return torch.stack([count for count in self._flipped if count is not None]).sum()
 
 

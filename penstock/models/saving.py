@@ -1,4 +1,4 @@
-"""Saves a model's weights in the number format of its checkpoint; the trainer computes in a different one."""
+"""Saves a model's weights in the number format of its checkpoint; the trainer may compute in another one."""
 
 import json
 from collections.abc import Mapping

@@ -49,8 +49,8 @@ def _nothing() -> None:
 
 @contextmanager
 def side_stream(device: torch.device) -> Iterator[None]:
-    """Queue the block's work on a stream of its own, so that it neither waits for the engine's passes nor delays
-    them. The block ends when that work is done. On a CPU this does nothing."""
+    """Queue the block's work on a stream of its own, so that it neither waits for what is queued already nor delays
+    it. The block ends when that work is done. On a CPU this does nothing."""
     if device.type != "cuda":
         yield
         return

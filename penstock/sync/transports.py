@@ -35,8 +35,7 @@ class Rendezvous:
 
 
 class NamedPublisher(WeightPublisher, Protocol):
-    """A publisher that writes the name of its transport into each update, by which engines choose their receiver.
-    """
+    """Writes the name of its transport into each update, by which engines choose their receiver."""
 
     transport: str
 

@@ -62,7 +62,7 @@ class TrainedAdapter:
 
     @contextmanager
     def off(self) -> Iterator[None]:
-        """Disable the adapter in this block, so that the model is what it was before training."""
+        """Disable the adapter in this block, which leaves the base model."""
         with self._peft.disable_adapter():
             yield
 
@@ -88,7 +88,8 @@ class TrainedAdapter:
 
 
 def adapter_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Return the adapter tensors of a model that has an adapter in it, such as a copy of a trained one."""
+    """Return the adapter's tensors in a model, such as a copy of a trained one, by the names under which they are
+    sent."""
     return {
         _own_name(name): parameter.detach() for name, parameter in model.named_parameters() if OWN in name
     }

@@ -126,7 +126,7 @@ class TrainedWeights:
         return tensors
 
     def own_saved(self) -> Mapping[str, torch.Tensor]:
-        """Return this rank's contribution to the saved model."""
+        """Return this rank's parts of the tensors that are saved."""
         if self._layout is None:
             return self._saved_tensors()
         if self._saved is None:

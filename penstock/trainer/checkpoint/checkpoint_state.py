@@ -37,7 +37,7 @@ class CheckpointState:
 def take_state(
     copier: HostCopier, state: Mapping[str, Any], weights: Mapping[str, torch.Tensor]
 ) -> CheckpointState:
-    """Queue the copies of a state and of the weights."""
+    """Queue copies of a state and of the weights. If the host has no room for them, hold the live tensors."""
     plain, tensors = flatten(state)
     copies = copier.start([*tensors, *weights.values()])
     if copies is None:

@@ -128,12 +128,13 @@ class PackedModel:
 
     @property
     def shares_prefixes(self) -> bool:
-        """Return whether a row may hold a prefix once for several sequences."""
+        """Return whether a row may hold a prefix only once for several sequences."""
         return self._shares
 
     @property
     def routers(self) -> Routers | None:
-        """Return the routers of a mixture-of-experts model whose choices can be replayed."""
+        """Return the routers of a mixture-of-experts model; None if there are none, or their choices can't be
+        replayed."""
         return self._routers
 
     def __call__(self, row: PackedRow, *, replays_routing: bool = True) -> TokenOutputs:
@@ -181,8 +182,8 @@ class PackedModel:
         return TokenOutputs(logprobs=logprobs, entropy=entropy, values=values)
 
     def _compute(self, row: PackedRow) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """Run one row. A tuple of tensors is the only form in which a split model's hooks find outputs that need
-        a gradient."""
+        """Run one row. The result is a plain tuple of tensors: in no other form do a split model's hooks find outputs
+        that need a gradient."""
         own = row if self._context is None else self._context.own(row)
         with compiler_settings() if self._compiled else nullcontext():
             states = self._states(own.input_ids, own.position_ids, own.lengths, own.members)
@@ -270,8 +271,8 @@ class PackedModel:
 
 
 def within(model: nn.Module) -> Callable[..., Any]:
-    """Return a function that calls another one with all weights present that a split model gathers for its
-    forward pass."""
+    """Return `call`, or for a split model a method that does the same while the weights outside its layers are
+    gathered."""
     found: Callable[..., Any] = getattr(model, WITHIN, call)
     return found
 

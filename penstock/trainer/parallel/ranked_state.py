@@ -66,8 +66,8 @@ def write_ranked(
 def load_ranked(
     folder: Path, layout: RankLayout | None, shards: Sequence[LocalShard], order: Sequence[int]
 ) -> dict[str, Any]:
-    """Load the state for the masters whose parts are `shards`. `order[i]` is the master that AdamW's state i
-    belongs to."""
+    """Load the state for the masters whose parts are `shards`. `order[i]` is the master that AdamW's state i belongs
+    to. Raise `UserError` for 8-bit states of another layout."""
     wrote = _layout_of(folder)
     wanted = ParallelConfig() if layout is None else layout.parallel
     if _of_a_copy(wrote) == _of_a_copy(wanted):

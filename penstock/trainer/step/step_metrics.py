@@ -196,8 +196,8 @@ def advantage_facts(advantage: torch.Tensor, age: torch.Tensor) -> dict[str, Met
 
 
 def engine_gap(gap: torch.Tensor, fresh: torch.Tensor) -> dict[str, Metric]:
-    """Return |Δ logprob| between engine and trainer, on tokens whose whole answer up to them is of the current
-    version. Only there is the gap due to nothing else."""
+    """Return |Δ logprob| between engine and trainer on fresh tokens (`fresh_of`): only there is the gap due to nothing
+    else."""
     alone = gap[fresh != 0].abs()
     if not alone.numel():
         return {}
