@@ -30,8 +30,7 @@ class EngineConfig(Section):
 
     kind: str = DEFAULT_KIND
     """Which engine generates: `embedded`, `vllm`, or a kind of your own by path (`file.py:NAME`, `module:NAME`).
-    Settings that only one kind has are in the section of its name, and those of your own kind in `settings`.
-    """
+    Settings that only one kind has are in the section of its name, and those of your own kind in `settings`."""
     count: Annotated[int, Field(ge=1)] | RangeConfig = 1
     """Number of engine processes. With `{min: 1, max: 4}` one starts, others join while the trainer waits for
     groups and leave while they are idle. Where `urls` of the kind names servers, there is one engine for each
@@ -94,7 +93,6 @@ class EngineConfig(Section):
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """Return `kind` and all kinds in `beside`."""
         return (self.kind, *self.beside)
 
     @property

@@ -42,9 +42,9 @@ class EnginePool:
         replaces: bool = False,
         load_share: float = 0.25,
     ) -> None:
-        """`resumes`: an answer may continue under another version, on another engine. `replaces`: another engine joins
-        for each one whose process ends. If that was the last engine, requests and updates wait for its replacement.
-        `load_share` of the engines load new weights at once, never all of several."""
+        """`resumes`: an answer may continue under another version, on another engine. `replaces`: another engine
+        joins for each one whose process ends. If that was the last engine, requests and updates wait for its
+        replacement. `load_share` of the engines load new weights at once, never all of several."""
         if not engines:
             raise ValueError("a pool needs at least one engine, got none")
         self._resumes = resumes
@@ -203,10 +203,10 @@ class EnginePool:
                     raise failure
 
     async def update(self, update: WeightUpdate, interrupt: Interrupt = "inflight") -> UpdateReceipt:
-        """Update the engines, a share at a time, and return a receipt with the times of the slowest. When some fail,
-        the first error is raised after all have answered. If one engine can't stage an update that is sent to all
-        at once, it is cancelled on the others, and all keep their weights. A retry skips engines that already have
-        the update."""
+        """Update the engines, a share at a time, and return a receipt with the times of the slowest. When some
+        fail, the first error is raised after all have answered. If one engine can't stage an update that is sent to
+        all at once, it is cancelled on the others, and all keep their weights. A retry skips engines that already
+        have the update."""
         begun = (update.policy, update.version)
         while True:
             await self._wait_for_engine()

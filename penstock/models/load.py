@@ -97,9 +97,8 @@ ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention", "chunked_at
 
 
 def check_supported(config: Any) -> None:
-    """Refuse a family by its config alone, before any weights are loaded. Its code must use transformers'
-    attention interface, behind which Penstock puts its own attention, and all of its layers must be
-    attention."""
+    """Refuse a family by its config alone, before any weights are loaded. Its code must use transformers' attention
+    interface, behind which Penstock puts its own attention, and all of its layers must be attention."""
     reason = refusal(config)
     if reason is not None:
         raise UserError(reason)

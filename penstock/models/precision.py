@@ -33,8 +33,8 @@ torch.nn.functional.linear(ones, ones).sum().item()
 
 
 def guard_bfloat16(device: str) -> None:
-    """Make bfloat16 matmul on a CPU safe in this process. Nothing changes on a machine that runs the instructions that
-    it reports."""
+    """Make bfloat16 matmul on a CPU safe in this process. Nothing changes on a machine that runs the instructions
+    that it reports."""
     if not device.startswith("cpu") or _matmul_works():
         return
     torch.backends.mkldnn.enabled = False  # type: ignore[assignment]

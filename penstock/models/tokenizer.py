@@ -76,9 +76,9 @@ class ChatTokenizer:
         return token_ids
 
     def encode_reply(self, messages: tuple[Message, ...], *, after: int | None) -> list[int]:
-        """Encode what the template writes for `messages` behind an answer, found with a stand-in conversation. `after`
-        is the real answer's last token: if that is the end token which the template writes first, it is left out.
-        """
+        """Encode what the template writes for `messages` behind an answer, found with a stand-in conversation.
+        `after` is the real answer's last token: if that is the end token which the template writes first, it is
+        left out."""
         stand_in = (Message(role="user", content="?"), Message(role="assistant", content=ANSWER))
         text = self._apply_template(_plain((*stand_in, *messages)), tokenize=False)
         _, found, following = text.rpartition(ANSWER)
@@ -212,8 +212,8 @@ def max_positions(config: Any) -> int:
 def check_prompts(
     tasks: Sequence[Task], tokenizer: Tokenizer, *, max_context: int, max_new_tokens: int
 ) -> int:
-    """Refuse the first prompt that is empty or can't be answered within the context. Return the length of the longest
-    prompt."""
+    """Refuse the first prompt that is empty or can't be answered within the context. Return the length of the
+    longest prompt."""
     longest = 0
     for task in tasks:
         length = len(tokenizer.encode_prompt(task.prompt))

@@ -65,9 +65,8 @@ Result = TypeVar("Result")
 
 
 def one_ahead(function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
-    """Map `function` over `items` with the next call running in a thread while the caller uses a result.
-    Packing, transfer and unpacking thus overlap, and two results exist at once. Leaving early waits for the
-    running call."""
+    """Map `function` over `items` with the next call running in a thread while the caller uses a result. Packing,
+    transfer and unpacking thus overlap, and two results exist at once. Leaving early waits for the running call."""
     remaining = iter(items)
     with ThreadPoolExecutor(1, thread_name_prefix="ahead") as thread:
         pending = [thread.submit(function, item) for item in _first(remaining)]

@@ -92,8 +92,8 @@ def view(bucket: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
 
 
 def part(tensor: torch.Tensor, spec: TensorSpec, origin: tuple[int, ...] = ()) -> torch.Tensor:
-    """Return the part of a tensor that `spec` names, sharing its memory. If the tensor itself is a slice, that begins
-    at `origin`."""
+    """Return the part of a tensor that `spec` names, sharing its memory. If the tensor itself is a slice, that
+    begins at `origin`."""
     if not spec.start:
         return tensor
     starts = [start - (origin[dim] if origin else 0) for dim, start in enumerate(spec.start)]

@@ -5,10 +5,9 @@
     engines   update ───────── stage: arrive ───────────── receive 0, 1, 2 …
 
 A bucket is checked and unpacked while the next one arrives. A new group is formed when its members change: an
-engine joined, left or restarted. When one of them fails, the others are notified and stay on the version that
-they serve. Each rank of a trainer has a store and a group of its own, and sends its own slices; buckets of
-the ranks take turns. It runs over gloo on a CPU or on shared GPUs, and over NCCL where every member has a GPU
-of its own.
+engine joined, left or restarted. When one of them fails, the others are notified and stay on the version that they
+serve. Each rank of a trainer has a store and a group of its own, and sends its own slices; buckets of the ranks
+take turns. It runs over gloo on a CPU or on shared GPUs, and over NCCL where every member has a GPU of its own.
 """
 
 import secrets

@@ -38,8 +38,8 @@ class SlotRing:
             return slot
 
     def ask_for(self, version: int) -> int:
-        """Return the slot of a version, and keep it from being replaced until it is released. Raise `SnapshotReplaced`
-        if it was replaced already."""
+        """Return the slot of a version, and keep it from being replaced until it is released. Raise
+        `SnapshotReplaced` if it was replaced already."""
         with self._changed:
             if version in self._replaced:
                 raise SnapshotReplaced(

@@ -83,9 +83,8 @@ class Publishing:
     """The tensors that are parts of larger ones."""
     selection: UpdateSelection = "full"
     base: int | None = None
-    """The version that engines have before the first update, where updates hold only some of the model's
-    tensors. An adapter keeps it; for others the base is then the version that was released last. Deltas need
-    none."""
+    """The version that engines have before the first update, where updates hold only some of the model's tensors.
+    An adapter keeps it; for others the base is then the version that was released last. Deltas need none."""
     anchor_every: int = 20
     """For selection `delta`: one in this many versions is sent in full."""
     adapter: AdapterSpec | None = None
@@ -136,8 +135,7 @@ class SlotPublisher:
         self._fingerprints = Fingerprinter()
 
     def snapshot(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Copy the tensors into a free slot, or into that of a version that may be replaced. Wait if there is neither.
-        """
+        """Copy the tensors into a free slot, or into that of a version that may be replaced. Wait if there is neither."""
         slot = self._ring.take(version)
         try:
             with torch.no_grad():
@@ -147,8 +145,9 @@ class SlotPublisher:
             raise
 
     def describe(self, version: int, *, full: bool = False) -> WeightUpdate:
-        """Return the update to send to engines, with the fingerprint of the snapshot. What an earlier call offered is
-        withdrawn: that transfer has failed, and an engine that still reads it fails too and takes this update."""
+        """Return the update to send to engines, with the fingerprint of the snapshot. What an earlier call offered
+        is withdrawn: that transfer has failed, and an engine that still reads it fails too and takes this
+        update."""
         slot = self._ring.ask_for(version)
         self._take_back(version)
         base = self._bases.of(version, full=full)
@@ -200,8 +199,7 @@ class SlotPublisher:
         raise NotImplementedError
 
     def _names(self, slot: int) -> tuple[str, ...]:
-        """Return the names by which receivers find the slot's buckets. The same name always means the same layout.
-        """
+        """Return the names by which receivers find the slot's buckets. The same name always means the same layout."""
         raise NotImplementedError
 
     def _offer(self, number: int, payload: Payload, data: torch.Tensor) -> str:

@@ -2,8 +2,7 @@
 
     model.layers.0.self_attn.q_proj    a LoRA layer: base_layer (frozen), lora_A, lora_B, for DoRA a magnitude
 
-The code that runs the model (packing, checkpointing, compilation, the head) need not know that it has an
-adapter.
+The code that runs the model (packing, checkpointing, compilation, the head) need not know that it has an adapter.
 """
 
 from collections.abc import Iterator, Mapping

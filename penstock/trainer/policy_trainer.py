@@ -275,8 +275,8 @@ class PolicyTrainer:
         }
 
     def write_state(self, folder: Path, state: CheckpointState) -> dict[Path, Checksum]:
-        """Write this rank's part of a checkpoint, unless another rank writes the same. Return the checksums of tensor
-        files."""
+        """Write this rank's part of a checkpoint, unless another rank writes the same. Return the checksums of
+        tensor files."""
         layout = self._ranks.layout
         if layout is None:
             return write_state(folder, state.plain, state.tensors)
@@ -300,9 +300,8 @@ class PolicyTrainer:
     def _accumulate(
         self, rows: list[PreparedRow], clock: StepClock, sample: Sequence[TrainSequence] | None
     ) -> StepRecord:
-        """Run forward and backward of all rows. The host does not wait for the GPU before the last micro-batch
-        is queued, so the GPU never runs out of work in between. `sample` is computed once more, without
-        replay."""
+        """Run forward and backward of all rows. The host does not wait for the GPU before the last micro-batch is
+        queued, so the GPU never runs out of work in between. `sample` is computed once more, without replay."""
         record = StepRecord()
         for row in rows:
             with clock.device("forward"):

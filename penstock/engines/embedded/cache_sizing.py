@@ -79,8 +79,8 @@ def count_blocks(
     memory: DeviceMemory | None,
     adapters: int = 0,
 ) -> int:
-    """Return the number of blocks for `kv_tokens` if that is set, otherwise for a full batch of full contexts, as far
-    as there is room. Raise `UserError` if a GPU has hardly any memory left."""
+    """Return the number of blocks for `kv_tokens` if that is set, otherwise for a full batch of full contexts, as
+    far as there is room. Raise `UserError` if a GPU has hardly any memory left."""
     size = config.block_size
     if config.kv_tokens:
         return max(1, config.kv_tokens // size)

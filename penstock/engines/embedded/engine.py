@@ -219,8 +219,8 @@ class EmbeddedEngine:
         await self._stands.wait()
 
     async def finish_running(self) -> None:
-        """Wait until everything that can be computed is computed, whether or not its chunks are read. Return early if
-        the engine is frozen, fails or closes."""
+        """Wait until everything that can be computed is computed, whether or not its chunks are read. Return early
+        if the engine is frozen, fails or closes."""
         while self._scheduler.has_work and self.is_healthy and not self._is_frozen:
             self._stands.clear()
             self._wake.set()

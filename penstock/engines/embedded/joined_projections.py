@@ -1,9 +1,9 @@
 """Joins projections of the same input into one matmul: query, key and value, and the two of a gated MLP.
 
-Small matmuls leave most of a GPU idle, and each costs a launch. The weights of the projections become views
-of one matrix, under their own names: copying into a parameter, as weight sync does, writes into the joined
-matrix. The first projection of a family multiplies for all, and the others take their part of the result. No
-model is known by name: a family is joined where all its members are plain linear layers of one module.
+Small matmuls leave most of a GPU idle, and each costs a launch. The weights of the projections become views of one
+matrix, under their own names: copying into a parameter, as weight sync does, writes into the joined matrix. The
+first projection of a family multiplies for all, and the others take their part of the result. In any model, a
+family is joined where all its members are plain linear layers of one module.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -173,7 +173,6 @@ class Stream:
 
 
 def _is_plain(chunk: Chunk) -> bool:
-    """Return whether the chunk has nothing but tokens."""
     return (chunk.finish_reason, chunk.sampling_mask, chunk.routing, chunk.restarts) == (
         None,
         None,

@@ -125,8 +125,8 @@ def _draw_truncated(probs: torch.Tensor, sequences: Rows[Sequence]) -> Drawn:
 
 
 def shape_logits(logits: torch.Tensor, sequences: Rows[Sequence]) -> torch.Tensor:
-    """Apply bias, penalties, and the ban on early stop tokens. Return a copy, or the logits themselves if no row asks
-    for any."""
+    """Apply bias, penalties, and the ban on early stop tokens. Return a copy, or the logits themselves if no row
+    asks for any."""
     params = [seq.request.sampling for seq in sequences]
     biased = [row for row, each in enumerate(params) if each.logit_bias]
     repeating = [row for row, each in enumerate(params) if each.repetition_penalty != 1.0]
@@ -219,11 +219,10 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 
 
 def streams(seeds: Words, places: Words) -> Words:
-    """Return one stream of random numbers per draw, from the request's seed and the position of the token to
-    draw.
+    """Return one stream of random numbers per draw, from the request's seed and the position of the token to draw.
 
-    Drawing by counter instead of from a running generator makes a token's draw the same whatever else is in
-    the batch, however often the sequence was preempted, and in any order of requests.
+    Drawing by counter instead of from a running generator makes a token's draw the same whatever else is in the
+    batch, however often the sequence was preempted, and in any order of requests.
     """
     return _scramble(_scramble(seeds) + (places + np.uint64(1)) * _GOLDEN)
 

@@ -186,8 +186,7 @@ class Scheduler:
         self, sequences: list[Sequence], count: int, *, may_preempt: bool
     ) -> list[tuple[int, int]] | None:
         """Make room for `count` more tokens of each sequence, preempting the youngest if there is not enough.
-        Returns the block copies to make first, or None when a sequence would have to be preempted and may
-        not."""
+        Returns the block copies to make first, or None when a sequence would have to be preempted and may not."""
         batch = Batch()
         counts = [min(count, seq.limit - seq.num_computed) for seq in sequences]
         if not may_preempt:
@@ -390,7 +389,6 @@ class Scheduler:
 
 
 def _missing(seq: Sequence) -> int:
-    """Count the tokens whose keys and values are not computed."""
     return seq.num_tokens + seq.num_pending - seq.num_computed
 
 

@@ -24,8 +24,8 @@ class StagedUpdates:
         self._kept: Fetched | None = None
 
     async def keep(self, update: WeightUpdate) -> None:
-        """Fetch an update and keep it for `fetch`. A broadcast is received again even if it is kept, since its sender
-        waits for every engine."""
+        """Fetch an update and keep it for `fetch`. A broadcast is received again even if it is kept, since its
+        sender waits for every engine."""
         if update.sends:
             self.close()
         self._kept = await self.fetch(update)

@@ -171,8 +171,8 @@ def count(batch: Batch, counters: dict[str, float]) -> None:
 
 
 def logit_rows(spans: list[int]) -> list[int]:
-    """Return the row of logits for each drawn token, from the number of its span: only spans that draw have a row, and
-    followers share their leader's."""
+    """Return the row of logits for each drawn token, from the number of its span: only spans that draw have a row,
+    and followers share their leader's."""
     rows: list[int] = []
     for at, span in enumerate(spans):
         rows.append(0 if at == 0 else rows[-1] + (span != spans[at - 1]))

@@ -190,8 +190,8 @@ class WeightUpdates:
         return _receipt(update, swapped, cost, drain, stage_s=stage_s)
 
     async def _fill(self, staged: Staged, serving: AdapterServing) -> tuple[Place, float]:
-        """Load an adapter into tensors that no pass uses yet; returns these, and how long verification took. If
-        this fails, the engine keeps serving what it serves."""
+        """Load an adapter into tensors that no pass uses yet; return these, and how long verification took. If this
+        fails, the engine serves the same as before."""
         update = staged.update
         in_order = self._receiver.stages(update)  # what was staged on a GPU was queued with its passes
         try:

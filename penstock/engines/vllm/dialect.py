@@ -135,8 +135,8 @@ def _error_of(error: Any) -> PenstockError:
 
 
 def versions_of(spans: Sequence[Span], num_tokens: int, *, fallback: int) -> list[int]:
-    """Return the version of each token. Tokens without a known version get `fallback`, as on a server that was never
-    given a version."""
+    """Return the version of each token. Tokens without a known version get `fallback`, as on a server that was
+    never given a version."""
     versions = [fallback] * num_tokens
     for span in spans:
         known = int(span.version) if span.version.lstrip("-").isdigit() else fallback

@@ -173,7 +173,8 @@ class PackedModel:
         return torch.stack([ids for ids in recording.ids if ids is not None])
 
     def expect_routes(self) -> None:
-        """Prepare for rows with recorded routes: layers compiled for them also serve rows without."""
+        """Intercept the routers from now on, so that layers compiled for rows with recorded routes also serve rows
+        without."""
         if self._routers is not None:
             self._routers.watch()
 
@@ -182,8 +183,8 @@ class PackedModel:
         return TokenOutputs(logprobs=logprobs, entropy=entropy, values=values)
 
     def _compute(self, row: PackedRow) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """Run one row. The result is a plain tuple of tensors: in no other form do a split model's hooks find outputs
-        that need a gradient."""
+        """Run one row. The result is a plain tuple of tensors: in no other form do a split model's hooks find
+        outputs that need a gradient."""
         own = row if self._context is None else self._context.own(row)
         with compiler_settings() if self._compiled else nullcontext():
             states = self._states(own.input_ids, own.position_ids, own.lengths, own.members)

@@ -23,8 +23,8 @@ class LocalShard:
     """This rank's index among them."""
 
     def own_rows(self) -> "LocalShard | None":
-        """Return this rank's rows of a part that several ranks have, so that together they give each value once. None
-        if no row is left for it."""
+        """Return this rank's rows of a part that several ranks have, so that together they give each value once.
+        None if no row is left for it."""
         if self.num_copies == 1:
             return self if self.values.numel() else None
         if self.values.dim() == 0:

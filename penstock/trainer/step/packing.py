@@ -83,8 +83,8 @@ def plan_step(
 
 
 def pack(costs: Sequence[int], budget: int, *, multiple_of: int = 1) -> list[list[int]]:
-    """Pack indices into level bins of at most `budget`: as many bins as best-fit needs, rounded up to a multiple, or
-    more where they can't be levelled. A cost above the budget gets a bin of its own."""
+    """Pack indices into level bins of at most `budget`: as many bins as best-fit needs, rounded up to a multiple,
+    or more where they can't be levelled. A cost above the budget gets a bin of its own."""
     if budget < 1 or multiple_of < 1:
         raise ValueError(f"budget and multiple_of must be >= 1, got {budget} and {multiple_of}")
     if not costs:

@@ -1,9 +1,8 @@
 """Computes a step's report from the columns of all of its loss tokens: metrics, traces of a few answers, and a
 warning if engine and trainer differ too much.
 
-How far the policy is from the one that sampled (ratios, `kl`, `ess`, the engine's gap), ages and advantages
-are those of the first pass, before any update. Loss, clipping, entropy and corrections are those of all
-passes.
+How far the policy is from the one that sampled (ratios, `kl`, `ess`, the engine's gap), ages and advantages are
+those of the first pass, before any update. Loss, clipping, entropy and corrections are those of all passes.
 """
 
 import logging
@@ -196,8 +195,8 @@ def advantage_facts(advantage: torch.Tensor, age: torch.Tensor) -> dict[str, Met
 
 
 def engine_gap(gap: torch.Tensor, fresh: torch.Tensor) -> dict[str, Metric]:
-    """Return |Δ logprob| between engine and trainer on fresh tokens (`fresh_of`): only there is the gap due to nothing
-    else."""
+    """Return |Δ logprob| between engine and trainer on fresh tokens (`fresh_of`): only there is the gap due to
+    nothing else."""
     alone = gap[fresh != 0].abs()
     if not alone.numel():
         return {}

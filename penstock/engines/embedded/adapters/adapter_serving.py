@@ -1,9 +1,8 @@
-"""Defines the interface of both ways to serve an adapter: beside the weights (`unmerged`), or `merged` into
-them.
+"""Defines the interface of both ways to serve an adapter: beside the weights (`unmerged`), or `merged` into them.
 
-Both take an update in the same steps. `check` refuses what can't be served. `make_room` changes the model,
-and `settle` changes what is served: both run between two passes. In between, the tensors of `open` are filled
-and verified while the engine generates.
+Both take an update in the same steps. `check` refuses what can't be served. `make_room` changes the model, and
+`settle` changes what is served: both run between two passes. In between, the tensors of `open` are filled and
+verified while the engine generates.
 """
 
 from collections.abc import Mapping

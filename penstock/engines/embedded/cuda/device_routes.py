@@ -52,8 +52,8 @@ class DeviceRoutes(BlockRoutes):
 
     @contextmanager
     def replaying(self, spans: Many[Span], owners: Slots) -> Iterator[None]:
-        """Within this block, tokens of these spans that were computed before keep their recorded experts. Decode steps
-        need no replay: the newest token of a sequence has no record."""
+        """Within this block, tokens of these spans that were computed before keep their recorded experts. Decode
+        steps need no replay: the newest token of a sequence has no record."""
         self._replay = self.replay(spans, owners, self._device)
         try:
             yield

@@ -48,8 +48,8 @@ def _absorb(
     q, k, v, counted, top, total, mixed, scaling, softcap,
     ALL: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Add some lines to the running softmax and its mix of values: `ALL` of them, or those that are `counted`. `total`
-    is summed over lines only at the end."""
+    """Add some lines to the running softmax and its mix of values: `ALL` of them, or those that are `counted`.
+    `total` is summed over lines only at the end."""
     scores = _scaled(tl.dot(k, q, input_precision=PRECISION), scaling, softcap, SOFTCAP)
     if not ALL:
         scores = tl.where(counted, scores, 2 * EMPTY)
