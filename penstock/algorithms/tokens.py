@@ -94,7 +94,7 @@ def bounded(log_ratio: "torch.Tensor") -> "torch.Tensor":
 
 
 def difference(logprobs: "torch.Tensor", others: "torch.Tensor") -> "torch.Tensor":
-    """Return log p/q, with its gradient. Logprobs below `LOGPROB_FLOOR` count as that, so two of −inf differ by 0."""
+    """Return log p/q, with its gradient. Logprobs below `LOGPROB_FLOOR` count as that: two of −inf differ by 0."""
     return logprobs.clamp(min=LOGPROB_FLOOR) - others.clamp(min=LOGPROB_FLOOR)
 
 

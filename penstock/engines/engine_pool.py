@@ -204,9 +204,9 @@ class EnginePool:
 
     async def update(self, update: WeightUpdate, interrupt: Interrupt = "inflight") -> UpdateReceipt:
         """Update the engines, a share at a time, and return a receipt with the times of the slowest. When some
-        fail, the first error is raised after all have answered. If one engine can't stage an update that is sent to
-        all at once, it is cancelled on the others, and all keep their weights. A retry skips engines that already
-        have the update."""
+        fail, the first error is raised after all have answered. If one can't stage an update that is sent to all at
+        once, the others are cancelled, and all keep their weights. A retry skips engines that already have the
+        update."""
         begun = (update.policy, update.version)
         while True:
             await self._wait_for_engine()

@@ -67,7 +67,7 @@ def model_below(name_or_path: str) -> tuple[str, Path | None]:
 
 
 def read_adapter(folder: Path) -> SavedAdapter:
-    """Read an adapter's config without loading its tensors. Raise `UserError` unless it holds plain LoRA or DoRA."""
+    """Read an adapter's config without loading its tensors. Raise `UserError` unless it is plain LoRA or DoRA."""
     if not is_adapter(folder) or not (folder / TENSORS).is_file():
         raise UserError(
             f"{folder} is not an adapter: it must be a folder with {CONFIG} and {TENSORS}, as peft saves it"

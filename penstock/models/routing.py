@@ -71,7 +71,7 @@ class Replay:
 
     @property
     def num_flipped(self) -> torch.Tensor:
-        """Return for how many (layer, token) pairs the live router chose another set of experts than the recorded one."""
+        """Return for how many (layer, token) pairs the live router chose another set of experts than the record."""
         return torch.stack([count for count in self._flipped if count is not None]).sum()
 
 

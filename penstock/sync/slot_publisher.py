@@ -135,7 +135,7 @@ class SlotPublisher:
         self._fingerprints = Fingerprinter()
 
     def snapshot(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Copy the tensors into a free slot, or into that of a version that may be replaced. Wait if there is neither."""
+        """Copy the tensors into a free slot, or that of a version that may be replaced. Wait if there is none."""
         slot = self._ring.take(version)
         try:
             with torch.no_grad():
@@ -199,7 +199,7 @@ class SlotPublisher:
         raise NotImplementedError
 
     def _names(self, slot: int) -> tuple[str, ...]:
-        """Return the names by which receivers find the slot's buckets. The same name always means the same layout."""
+        """Return the names by which receivers find the slot's buckets. A name always stands for the same layout."""
         raise NotImplementedError
 
     def _offer(self, number: int, payload: Payload, data: torch.Tensor) -> str:

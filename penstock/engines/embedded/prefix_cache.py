@@ -92,7 +92,7 @@ class PrefixCache:
             seq.num_indexed += 1
 
     def keep(self, seq: Sequence) -> None:
-        """Keep the blocks of a finished sequence for forks. At most `keep_finished` sequences are kept, the newest."""
+        """Keep the blocks of a finished sequence for forks, in place of the oldest if `keep_finished` are kept."""
         if self._keep_finished == 0 or seq.num_computed == 0:
             self.release(seq)
             return

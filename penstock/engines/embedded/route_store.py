@@ -42,8 +42,8 @@ class BlockRoutes(ABC):
         write them."""
 
     def keep(self, seq: Sequence) -> None:
-        """Save the routes of a sequence whose blocks are about to be freed. They are fixed for all tokens once one
-        was sampled, before that only for those of earlier turns; for others, experts are chosen anew."""
+        """Save the routes of a sequence whose blocks are about to be freed: those of all tokens once one was
+        sampled, before that only those of earlier turns. Other tokens get new experts."""
         num_fixed = seq.num_tokens if seq.num_output else seq.request.routing_start
         seq.routes = self.of(seq)[:num_fixed] if num_fixed else None
 

@@ -31,7 +31,7 @@ class StagedUpdates:
         self._kept = await self.fetch(update)
 
     async def fetch(self, update: WeightUpdate) -> Fetched:
-        """Return the update, as it was kept or fetched now. Another update that was kept is dropped."""
+        """Return the update: the kept one if it is the same, else fetched now, after dropping what was kept."""
         kept, self._kept = self._kept, None
         if kept is not None and _identity(kept.staged.update) == _identity(update):
             return kept

@@ -48,8 +48,8 @@ class Copies:
         self._copying = copying
 
     def wait_before_update(self) -> None:
-        """Keep what this thread does next, which may change the tensors, from overtaking the copies. On a GPU only
-        its stream waits."""
+        """Make what this thread does next, such as an update of the tensors, come after the copies. On a GPU only
+        its stream waits for them."""
         if self._queued is not None:
             torch.cuda.current_stream(self._queued.device).wait_event(self._queued.done)
         self._copying.result()

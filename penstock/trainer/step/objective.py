@@ -134,7 +134,7 @@ def idle_corrections(algorithm: AlgorithmConfig) -> list[str]:
 
 
 def _synthetic_tokens(proximal: str) -> LossTokens:
-    """Make eight synthetic sequences whose logprobs have risen or fallen since they were sampled, by little or much."""
+    """Make eight synthetic sequences whose logprobs rose or fell after they were sampled, by little or much."""
     segments = torch.arange(8).repeat_interleave(8)
     gaps = torch.linspace(-4.0, 4.0, 8)[segments] + torch.linspace(-1.0, 1.0, 8).repeat(8)
     logprobs = torch.full((64,), -6.0)

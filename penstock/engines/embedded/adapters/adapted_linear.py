@@ -23,7 +23,7 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 class AdaptedLinear(nn.Linear):
-    """Computes a linear layer with its adapters. Layers whose matmul is joined with others are `JoinedLinear` instead."""
+    """Computes a linear layer with its adapters. Layers whose matmul is joined with others are `JoinedLinear`."""
 
     stack: Any
 

@@ -61,7 +61,7 @@ class DeviceSlots:
             self._moved.record(torch.cuda.current_stream(self._device))
 
     def beside(self, *, in_order: bool) -> AbstractContextManager[None]:
-        """Queue this block's work beside the passes, after those that may still use a slot that a policy has left."""
+        """Queue this block's work beside the passes, after those that may still use a slot given up by a policy."""
         return self._gate.beside(self._moved, in_order=in_order)
 
     def begin_decode(self, policies: torch.Tensor) -> None:
