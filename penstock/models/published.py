@@ -8,8 +8,8 @@ from torch import nn
 
 
 def published_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Return live parameters and persistent buffers (such as a router's bias that training moves) by name, tied
-    ones once. Tensors that a model computes from its config (rotary frequencies) are left out."""
+    """Return parameters and persistent buffers (such as a router's bias that training moves) by name, tied ones
+    once and not copied. Tensors that a model computes from its config (rotary frequencies) are left out."""
     tensors: dict[str, torch.Tensor] = dict(model.named_parameters())
     derived = {
         f"{prefix}.{name}" if prefix else name

@@ -47,7 +47,8 @@ class Recording:
 
 
 class Replay:
-    """Answers with recorded ids, (layers, tokens, k). A token that is not `known` keeps the live router's ids."""
+    """Answers with recorded ids, (layers, tokens, k). A token that is not `known` keeps the ids that the router
+    chose."""
 
     def __init__(self, ids: torch.Tensor, known: torch.Tensor, *, all_known: bool = False) -> None:
         """Keep the records. `all_known` says that every token is known, which `known` would reveal only after a
@@ -71,7 +72,7 @@ class Replay:
 
     @property
     def num_flipped(self) -> torch.Tensor:
-        """Return for how many (layer, token) pairs the live router chose another set of experts than the record."""
+        """Return for how many (layer, token) pairs the router itself chose other experts than the record."""
         return torch.stack([count for count in self._flipped if count is not None]).sum()
 
 

@@ -159,7 +159,7 @@ class CudaIpcPublisher(SlotPublisher):
 
 @dataclass(slots=True)
 class Route:
-    """Copies one set of buckets into one set of live tensors."""
+    """Copies one set of buckets into one set of the engine's tensors."""
 
     tensors: Mapping[str, torch.Tensor]
     copy: FusedCopy
@@ -181,9 +181,9 @@ class CudaIpcReceiver:
     """Implements the engine's side. Buckets are opened once; later updates are one pass that copies and sums the
     fingerprints.
 
-    The first good update from the same buckets into the same tensors is verified by reading the live parameters
-    again, which finds copies that went to a wrong address or on top of each other. After that, the sums of the
-    copying pass are trusted.
+    The first good update from the same buckets into the same tensors is verified by reading the tensors again,
+    which finds copies that went to a wrong address or on top of each other. After that, the sums of the copying
+    pass are trusted.
     """
 
     def __init__(self, device: str = "cuda") -> None:

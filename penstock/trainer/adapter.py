@@ -48,7 +48,7 @@ class TrainedAdapter:
         return self.lora.spec
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Return the live tensors by the names under which they are sent and saved."""
+        """Return the adapter's tensors, not copied, by the names under which they are sent and saved."""
         return adapter_tensors(self._model)
 
     def base_tensors(self) -> dict[str, torch.Tensor]:
@@ -66,7 +66,7 @@ class TrainedAdapter:
             yield
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """Return the live tensors by peft's names, for `save`."""
+        """Return the adapter's tensors, not copied, by peft's names, for `save`."""
         return {name: tensor for name, tensor in self._peft.state_dict().items() if OWN in name}
 
     def save(self, folder: Path, tensors: Mapping[str, torch.Tensor] | None = None) -> None:

@@ -240,7 +240,7 @@ class PolicyTrainer:
         return not self._is_changed
 
     def weights(self) -> Mapping[str, torch.Tensor]:
-        """Return the live weights that a step changes, as engines name them."""
+        """Return the weights that a step changes, not copied, as engines name them."""
         return self.trained.weights()
 
     def save(self, folder: str | Path) -> dict[Path, Checksum]:
@@ -323,7 +323,8 @@ class PolicyTrainer:
 
     @torch.no_grad()
     def _gap_without_replay(self, sample: Sequence[TrainSequence]) -> torch.Tensor | None:
-        """Return |Δ logprob| between engine and trainer of a few sequences, with the live routers' experts."""
+        """Return |Δ logprob| between engine and trainer of a few sequences, with the experts that routers choose
+        now."""
         row = self._prepare.row_of(sample)
         if self._filler is not None:  # either all ranks run a split model, or none
             gathered = self._ranks.data.gather(np.array([row is not None]))

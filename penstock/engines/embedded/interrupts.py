@@ -37,7 +37,7 @@ class Cost:
 
 
 class Interrupts:
-    """Prepares sequences for new weights in the way that each update asks for."""
+    """Prepares sequences for new weights, as each update's `interrupt` says."""
 
     def __init__(
         self, scheduler: Scheduler, stepper: Stepper, *, resume_kv: ResumeKv, wake: Callable[[], None]

@@ -190,8 +190,8 @@ class PrefixCache:
 
     def _found(self, seq: Sequence, *, live: bool = False) -> Iterator[tuple[int, int]]:
         """Yield the blocks and nodes that continue the sequence's own, found by its tokens and the routes that it
-        replays. With `live` they are found by tokens alone, among blocks whose experts the live routers chose. At
-        least one token is left to compute."""
+        replays. With `live` they are found by tokens alone, among blocks whose experts were not replayed. At least
+        one token is left to compute."""
         number, node = seq.num_indexed, seq.node
         while (number + 1) * self.pool.block_size < seq.num_tokens:
             found = self.pool.find(self._weights(seq), node, self._run(seq, number, live=live))
@@ -216,8 +216,7 @@ class PrefixCache:
             seq.num_computed += self.pool.block_size
 
     def _run(self, seq: Sequence, number: int, *, live: bool = False) -> bytes:
-        """Return the key that a block is found by: its tokens, and their experts if these are not the live
-        routers' choice."""
+        """Return the key by which a block is found: its tokens, and the experts replayed for them, if any."""
         size = self.pool.block_size
         part = slice(number * size, (number + 1) * size)
         run = np.asarray(seq.tokens[part], dtype=np.int32).tobytes()

@@ -126,7 +126,7 @@ def _draw_truncated(probs: torch.Tensor, sequences: Rows[Sequence]) -> Drawn:
 
 def shape_logits(logits: torch.Tensor, sequences: Rows[Sequence]) -> torch.Tensor:
     """Apply bias, penalties, and the ban on early stop tokens. Return a copy, or the logits themselves if no row
-    asks for any."""
+    needs any."""
     params = [seq.request.sampling for seq in sequences]
     biased = [row for row, each in enumerate(params) if each.logit_bias]
     repeating = [row for row, each in enumerate(params) if each.repetition_penalty != 1.0]

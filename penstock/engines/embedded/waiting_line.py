@@ -1,7 +1,7 @@
 """Queues requests in the order in which they join the batch.
 
-A held request stands aside until new weights are loaded (`sync.interrupt: drain`), while those that have
-begun continue to their end.
+A held request waits apart until new weights are loaded (`sync.interrupt: drain`), while those that have begun
+continue to their end.
 """
 
 import heapq

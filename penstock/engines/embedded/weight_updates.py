@@ -275,7 +275,7 @@ class WeightUpdates:
         *,
         is_prepared: bool,
     ) -> tuple[Swapped, Cost]:
-        """Load new weights now, between two forward passes. If that fails, live weights may be half old and half
+        """Load new weights now, between two forward passes. If that fails, the weights may be half old and half
         new."""
         if self._health.is_closed:
             raise PenstockError(f"{self._health.name} is closed")

@@ -3,8 +3,8 @@
     tensors ─► side stream (GPU), thread (CPU) ─► buffers ─► checkpoint files
                          └─ only the next optimizer update waits
 
-The buffers are allocated once and kept, because pinning gigabytes takes seconds. If the host has no room for
-them, the caller writes the live tensors instead.
+The buffers are allocated once and kept, because pinning gigabytes takes seconds. If the host has no room for them,
+the caller writes the tensors themselves.
 """
 
 import math

@@ -164,7 +164,7 @@ class PackedModel:
 
     @torch.no_grad()
     def chosen(self, row: PackedRow) -> torch.Tensor:
-        """Return (layers, tokens, k): the experts that the live routers choose for a row."""
+        """Return (layers, tokens, k): the experts that the routers choose for a row now."""
         routers = self.require_routers()
         routers.watch()
         recording = Recording(routers.shape.num_layers)

@@ -12,7 +12,7 @@ from penstock.trainer.parallel.rank_layout import RankLayout
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalShard:
-    """Holds the part of a tensor of `shape` that begins at `start`. `values` are the live ones."""
+    """Holds the part of a tensor of `shape` that begins at `start`. `values` shares the tensor's memory."""
 
     values: torch.Tensor
     shape: tuple[int, ...]
@@ -44,7 +44,7 @@ def local_values(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def is_split(tensor: torch.Tensor) -> bool:
-    """Return whether the tensor is a DTensor. torch's own test would import modules for a second."""
+    """Return whether the tensor is a DTensor. torch's own test imports modules, which takes a second."""
     return hasattr(tensor, "device_mesh")
 
 

@@ -117,8 +117,8 @@ class Source:
     def read(
         self, part: Reference | torch.Tensor, master: int, shard: LocalShard, into: torch.Tensor
     ) -> None:
-        """Copy the overlap of this source's part of a tensor with this rank's part. The tensor is laid out like
-        its master."""
+        """Copy into `into`, this rank's part of a tensor, what this source has of that part. The tensor is laid out
+        like its master."""
         start, sizes = self._place(master, shard)
         cuts = [
             (max(theirs, ours), min(theirs + size, ours + extent))

@@ -146,8 +146,8 @@ def of_last_pass(record: StepRecord) -> dict[str, Metric]:
 
 
 def routing_facts(counts: list[torch.Tensor]) -> dict[str, Metric]:
-    """Return shares of (layer, token) choices of experts, if routes were recorded: replayed ones, those left to
-    the live router for lack of a record, and replayed ones that the live router would have made otherwise."""
+    """Return shares of (layer, token) choices of experts, if routes were recorded: replayed ones, those left to the
+    router for lack of a record, and replayed ones that the router would have made otherwise."""
     if not counts:
         return {}
     flipped, num_choices, num_replayed = (float(each) for each in torch.stack(counts).sum(dim=0))
@@ -254,8 +254,8 @@ MAX_TOKENS = 65_536
 
 
 def trace_tokens(record: StepRecord, rows: Sequence[PreparedRow], plan: StepPlan) -> tuple[TracedTokens, ...]:
-    """Return single tokens of a pass over these rows: those of the answers that the plan asks for, and of the
-    one on which engine and trainer differ most."""
+    """Return single tokens of a pass over these rows: those of the answers that the plan names, and of the one on
+    which engine and trainer differ most."""
     if not plan.traced:
         return ()
     columns = {name: record.column(name).numpy() for name in ("gap", "advantage", "weight", "clip_fraction")}

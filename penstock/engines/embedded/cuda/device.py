@@ -242,7 +242,7 @@ class Device:
     def _sample(
         self, logits: torch.Tensor, sequences: list[Sequence], sources: Many[int]
     ) -> tuple[Sampled, Launch]:
-        """Draw a token of each sequence; returns the result, and a launch that brings it to the host."""
+        """Draw a token of each sequence; return the result, and a launch from which the host reads it."""
         columns = [settings_of(seq, self._vocab, self.gate.numbers) for seq in sequences]
         ints = upload(np.array([ints for ints, _ in columns], dtype=np.int64).T, self._device)
         floats = upload(np.array([floats for _, floats in columns], dtype=np.float32).T, self._device)

@@ -39,7 +39,7 @@ def batch_sizes(max_batch: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """Names what a graph was captured for."""
+    """Identifies a graph: its batch size, the splits of each sequence, and whether rows are truncated."""
 
     rows: int
     splits: int

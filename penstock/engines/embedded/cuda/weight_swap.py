@@ -98,7 +98,7 @@ class Gate:
         return torch.cuda.stream(self._side)
 
     def drew(self) -> None:
-        """Queue a report that tokens were drawn with the live weights."""
+        """Queue a report that tokens were drawn with the present versions."""
         self.device_report[NEWEST:].copy_(self.versions, non_blocking=True)
 
     def check(self, patience_ns: int = PATIENCE_NS) -> None:
