@@ -51,7 +51,8 @@ def target_layers(model: nn.Module, lora: LoraConfig) -> dict[str, nn.Linear]:
 
 
 def all_linear(model: Any) -> tuple[str, ...]:
-    """Return the last name parts of all linear layers but the output embedding."""
+    """Return the last name parts of all linear layers but the output embedding. Raise `UserError` for a mixture of
+    experts."""
     if _has_experts(model):
         raise UserError(
             f"model.lora.targets={ALL_LINEAR} can't be used with {type(model).__name__}: adapters on the "

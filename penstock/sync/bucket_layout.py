@@ -75,7 +75,7 @@ def specs_by_bucket(update: WeightUpdate) -> list[list[TensorSpec]]:
 
 
 def bucket_size(specs: Iterable[TensorSpec]) -> int:
-    """Return the bytes of the bucket that these specs lie in."""
+    """Return the bytes of the bucket that these specs fill, with padding."""
     return max(spec.offset + -(-spec.num_bytes // ALIGNMENT) * ALIGNMENT for spec in specs)
 
 

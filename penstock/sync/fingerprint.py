@@ -181,7 +181,7 @@ def _scattered(values: torch.Tensor, shape: tuple[int, ...], start: tuple[int, .
 
 
 def _steps(shape: tuple[int, ...]) -> list[int]:
-    """Return the distance between neighbours in each dimension."""
+    """Return the strides of a contiguous tensor of this shape, in elements."""
     return [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
 
 

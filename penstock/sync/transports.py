@@ -68,7 +68,7 @@ class Transport:
     """Copies of the weights that an engine's device holds while it stages an update."""
 
     def staged_bytes(self, model_bytes: int, selection: str = "full") -> int:
-        """Return the most bytes that an engine holds while staging. A delta takes up to a copy in any case."""
+        """Return the most bytes that an engine holds while staging: for a delta, at least a copy of the weights."""
         return max(self.staged_copies, int(selection == "delta")) * model_bytes
 
     def publish(self, tensors: Mapping[str, Any], publishing: "Publishing", at: Rendezvous) -> NamedPublisher:

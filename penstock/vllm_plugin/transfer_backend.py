@@ -57,7 +57,7 @@ class Outcome:
 
 
 class PenstockTransfer(WeightTransferEngine[Meeting, Version]):
-    """Transfers weights into one vLLM worker."""
+    """Receives weights in one vLLM worker, over the transport that each update names."""
 
     init_info_cls = Meeting
     update_info_cls = Version

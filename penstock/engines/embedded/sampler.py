@@ -65,8 +65,8 @@ def draw(logits: torch.Tensor, sequences: Rows[Sequence]) -> Drawn:
 
 
 def draws_on_device(seq: Sequence) -> bool:
-    """Return whether the GPU kernels can draw for it: they know temperature and truncation, but no penalty, bias
-    or early stop ban."""
+    """Return whether the GPU kernels can draw for a sequence: they know temperature and truncation, but no penalty,
+    no bias and no early stop ban."""
     sampling = seq.request.sampling
     return not (
         sampling.logit_bias

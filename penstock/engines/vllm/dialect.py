@@ -95,7 +95,7 @@ class Ask:
 
 
 def parse_event(line: bytes) -> Event | None:
-    """Parse a line of the stream; return None for empty lines and the end mark."""
+    """Parse a line of the stream; return None for empty lines and the end mark. Raise the error that ended it."""
     text = line.strip()
     if not text.startswith(b"data:"):
         return None

@@ -167,7 +167,7 @@ class VllmEngine:
             closing.cancel()
 
     async def close(self) -> None:
-        """End every request as cancelled, with the tokens that it has. Idempotent."""
+        """End every request as cancelled, with the tokens that it has, and end a server of our own. Idempotent."""
         if self._closed.is_set():
             return
         self._closed.set()

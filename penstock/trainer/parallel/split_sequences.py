@@ -85,7 +85,7 @@ class SplitSequences:
 
 
 class SplitAttention:
-    """Runs an attention backend on all tokens of some heads."""
+    """Exchanges tokens for heads around an attention backend, which then sees all tokens of some heads."""
 
     def __init__(self, inner: AttentionBackend, context: SplitSequences) -> None:
         self._inner, self._context = inner, context

@@ -189,7 +189,7 @@ class Preparation:
         return [part for members in bins for part in self._pack(members, plan, routing)]
 
     def row_of(self, sequences: Sequence[TrainSequence]) -> PackedRow | None:
-        """Pack a row by itself, without recorded experts."""
+        """Pack these sequences into a row, without their recorded experts."""
         return PackedRow.of(sequences, self._device, blobs=self._blobs)
 
     def _routing_shape(self, plan: StepPlan) -> RoutingShape | None:
