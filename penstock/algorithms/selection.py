@@ -48,8 +48,8 @@ SELECTIONS: Registry[Callable[..., Selected]] = Registry("selection", takes=("sc
 
 
 def select(scored: ScoredGroup, selections: Mapping[str, Mapping[str, Any]]) -> Selected:
-    """Apply selections in order. The first that drops the group, or leaves no episode of it, ends the loop. An episode
-    stays if all of them keep it."""
+    """Apply selections in order, up to the first that drops the group or leaves no episode of it. An episode stays
+    if every one keeps it."""
     keep = (True,) * len(scored.scores)
     for name, arguments in selections.items():
         selected = SELECTIONS.bind(name, arguments)(scored)

@@ -61,7 +61,7 @@ class LossTokens:
         return bounded(difference(self.logprobs, self.old_logprobs))
 
     def uncovered(self) -> "torch.Tensor":
-        """Return log π_old/π_behaviour, clamped to ±20: the part of the gap that the loss's ratio does not cover."""
+        """Return log π_old/π_behaviour, clamped to ±20: what the loss's ratio does not cover of the gap."""
         return bounded(difference(self.old_logprobs, self.behaviour_logprobs))
 
     def gap(self) -> "torch.Tensor":
