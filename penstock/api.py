@@ -16,7 +16,6 @@ from penstock.observe.events import RunEvent
 from penstock.observe.readers import ShownRun, show
 from penstock.observe.views import View, make_view
 from penstock.placement.gpus import find_gpus
-from penstock.records.interfaces import Scorer
 from penstock.rollout.workflow import Workflow, as_workflow
 from penstock.run.arguments import DEMO, NAMED, Config, Rewards, Tasks, read_arguments
 from penstock.run.interruption import Stoppable, asking, asking_from_a_thread
@@ -93,7 +92,7 @@ class RunRequest:
     view: View
     tasks: Iterable[Row] | None = None
     heldout: Iterable[Row] | None = None
-    scorer: Scorer | None = None
+    scorer: ThreadScorer | None = None
     workflow: Workflow | None = None
     saved: SavedRun | None = None
     notes: tuple[str, ...] = ()
@@ -113,7 +112,7 @@ class RunRequest:
         arguments = read_arguments(config, sections=sections, **named)
         root = arguments.config
         notes: list[str] = []
-        scorer: Scorer | None = None
+        scorer: ThreadScorer | None = None
         if arguments.local_rewards:
             device = root.reward.device
             scorer = ThreadScorer.of(
@@ -210,7 +209,7 @@ def _path_of(workflow: Any) -> str | None:
 
 
 async def _with_signals(run: Run) -> Summary:
-    """Run until a signal ends it: the first one in order, the second without an evaluation, the third at once."""
+    """Run to the end. A first signal ends the run in order, a second without an evaluation, a third at once."""
     task = asyncio.current_task()
     assert task is not None
     with asking(run, run.say, end=task.cancel):
@@ -221,7 +220,7 @@ async def _with_signals(run: Run) -> Summary:
 
 
 class Runnable(Stoppable, Protocol):
-    """A `Runnable` can run in a thread or beside other work: a `Run`."""
+    """Declares what is needed of a `Run` to run it in a thread or beside other work."""
 
     async def run(self) -> Summary: ...
 

@@ -2,13 +2,13 @@
 
     engine.answer ─► Turn ─► ScoredGroup.of ─► trainer.step ─► trainer.published ─► engine.update
 
-`open_engine` serves a model in the caller's process and event loop. `open_trainer` makes optimizer steps on
-groups of answers, in a thread. A run's workers are built from the same two.
-`penstock.loop.rollout_buffer.RolloutBuffer` decides when a group may start and which groups a step takes, and
-needs neither.
+`open_engine` serves a model in the caller's process and event loop. `open_trainer` makes optimizer steps on groups
+of answers, in a thread. A run's workers are built from the same two. `penstock.loop.rollout_buffer.RolloutBuffer`
+decides when a group may start and which groups a step takes, and needs neither.
 """
 
 import asyncio
+import contextlib
 import itertools
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
@@ -30,6 +30,7 @@ from penstock.engines.embedded.opening import without_auto
 from penstock.engines.kinds import EngineParts, ServedEngine
 from penstock.engines.kinds import open_engine as open_kind
 from penstock.errors import UserError
+from penstock.http_server.hub_access import check_hub
 from penstock.loop.history import VersionHistory
 from penstock.models.adapter_check import CheckedAdapter, check_adapter
 from penstock.models.compilation import is_worth_compiling
@@ -80,6 +81,7 @@ async def open_engine(
     config = EngineConfig.model_validate(engine)
     device = resolve_device(config.device)
     folder = await asyncio.to_thread(open_builtin, model, cache_folder(), log=print)
+    await asyncio.to_thread(check_hub, folder, print)
     if config.threads:
         torch.set_num_threads(config.threads)
     config = config.model_copy(update={"device": device, "dtype": resolve_dtype(config.dtype, device)})
@@ -107,7 +109,7 @@ async def open_engine(
 
 @dataclass(frozen=True, slots=True)
 class OpenEngine:
-    """An `OpenEngine` answers prompts, and takes new weights while it does."""
+    """Answers prompts, and takes new weights while it does."""
 
     engine: ServedEngine
     """What a run sees of it: `generate` streams tokens, `report` says what it serves."""
@@ -187,6 +189,7 @@ async def open_trainer(
     section = SyncConfig.model_validate(dict(sync or {}))
     device = resolve_device(device)
     folder = await asyncio.to_thread(open_builtin, model, cache_folder(), log=print)
+    await asyncio.to_thread(check_hub, folder, print)
     resolved = settings.model_copy(
         update={
             "dtype": resolve_dtype(settings.dtype, device),
@@ -219,7 +222,8 @@ async def open_trainer(
 
 
 class OpenTrainer:
-    """An `OpenTrainer` makes optimizer steps and publishes each as a version. Version 0 is the model as loaded."""
+    """Makes optimizer steps, each with a new version of the weights. Version 0 is the model as loaded; with an
+    adapter, version 1 is the adapter before the first step."""
 
     def __init__(self, service: TrainerService, config: TrainerConfig, *, has_adapter: bool) -> None:
         self._service, self._config = service, config
@@ -247,8 +251,11 @@ class OpenTrainer:
                 fresh=self.history.versions_of(self.num_steps),
             )
             result = await self._service.step(plan)
-        except BaseException:
-            self.history.withdraw(version)  # publishing it now sends unchanged weights
+        except BaseException as error:
+            self.history.withdraw(version)
+            if isinstance(error, Exception):
+                with contextlib.suppress(ValueError):  # it has one if the step failed after that
+                    await self._service.snapshot(version)  # publishing it sends unchanged weights
             raise
         self.num_steps += 1
         return result.values()

@@ -18,7 +18,7 @@ from penstock.observe.status import RunStatus
 
 
 class View(Protocol):
-    """Shows a run: `update` the present, `log` a lasting line; `close` gives the terminal back."""
+    """Shows a run: `update` draws its status, `log` prints a line that stays, `close` releases the terminal."""
 
     def update(self, status: RunStatus) -> None: ...
 

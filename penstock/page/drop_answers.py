@@ -57,7 +57,7 @@ def _row(run: RunReading, drop: Drop) -> dict[str, Any]:
 
 
 def compare_lengths(run: RunReading) -> dict[str, Any] | None:
-    """Return how the lengths of kept and of dropped answers are distributed; None if there are none of either."""
+    """Return how the lengths of kept and of dropped answers are distributed, or None if either are missing."""
     columns = run.samples.columns
     dropped = columns["drop"] > 0
     tokens = columns["tokens"]

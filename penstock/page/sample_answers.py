@@ -34,8 +34,8 @@ def list_samples(run: RunReading, query: Mapping[str, str]) -> dict[str, Any]:
 
 
 def count_samples(run: RunReading, query: Mapping[str, str]) -> dict[str, Any]:
-    """Return histograms of the matching samples, each without its own filter, so that its other bars stay
-    visible."""
+    """Return histograms of the matching samples. Each ignores the filter on its own column, so that its other
+    bars stay visible."""
     bars = {
         name: _bars(run, _matching(run, query, without=name), name, bins) for name, bins in HISTOGRAMS.items()
     }
@@ -101,6 +101,7 @@ def _texts(event: SampleEvent, shorten: bool) -> dict[str, Any]:
             "prompt": event.prompt,
             "answer": event.answer,
             "transcript": transcript,
+            "extra": event.extra,
             "text_kept": kept,
         }
     return {"prompt": event.prompt[-SHOWN_PROMPT:], "answer": event.answer[:SHOWN_ANSWER], "text_kept": kept}

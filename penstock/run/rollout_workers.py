@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from penstock.channel import Channel, remote, serve
 from penstock.durability.work_replay import WorkReplay
+from penstock.placement.shares import usable_cores
 from penstock.processes.launchers import Launcher
 from penstock.processes.launchers.memory_limit import memory_environment
 from penstock.processes.pooled_workers import PoolWatches, start_pooled
@@ -29,10 +30,8 @@ from penstock.usercode import is_command, search_path
 async def start_episodes(
     launcher: Launcher, prepared: Prepared, work: WorkReplay, care: PoolWatches | None = None
 ) -> EpisodeRunner:
-    """Start worker processes where `rollout.workers` asks for them and they can load the user's workflow.
-
-    Episodes that could not reach a service are retried.
-    """
+    """Start rollout workers if `rollout.workers` or a command needs them and they can load the workflow;
+    otherwise episodes run in this process. Episodes that could not reach a service are retried."""
     calls = CallsSoFar(work.keep_call)
     work = replace(work, keep_call=calls.keep)
     episodes = await _start(launcher, prepared, work, care)
@@ -60,7 +59,14 @@ async def _start(
     restarts = prepared.config.run.restarts
     workers = await start_pooled(places, _running_in, restarts, care)
     report = (lambda words: None) if care is None else care.events.log
-    pool = EpisodePool(workers, capacity=rollout.episodes_per_worker, max_deaths=restarts + 1, report=report)
+    pool = EpisodePool(
+        workers,
+        capacity=rollout.episodes_per_worker,
+        workflow=rollout.workflow,
+        commands=rollout.processes or usable_cores(),
+        max_deaths=restarts + 1,
+        report=report,
+    )
     if care is not None:
         care.over(workers, pool)
     return pool

@@ -52,6 +52,8 @@ from penstock.run.run_launchers import Launchers, open_launchers
 from penstock.run.summary import Summary, summarise
 from penstock.run.workers import Workers, start_scorers, start_workers
 from penstock.scoring.retrying import RetryingScorer
+from penstock.scoring.scoring_process import TrainerState
+from penstock.scoring.thread_scorer import LocalScorer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +68,7 @@ class _Opened:
 class Run:
     """Owns the processes of one run. `stop` and `cancel` end it early, with the model saved."""
 
-    def __init__(self, prepared: Prepared, shown: ShownRun, *, scorer: Scorer | None = None) -> None:
+    def __init__(self, prepared: Prepared, shown: ShownRun, *, scorer: LocalScorer | None = None) -> None:
         """`scorer` is a reward that exists only in this process."""
         self._prepared = prepared
         self._config = prepared.config
@@ -203,12 +205,8 @@ class Run:
         """Start the workers that only training needs, build the controller, and train."""
         config, prepared, beginning = self._config, self._prepared, opened.beginning
         resumes = config.sync.interrupt not in ONE_VERSION
-        engines = EnginePool(
-            {one.name: one.calls for one in workers.engines},
-            resumes=resumes,
-            replaces=True,
-            load_share=config.sync.load_share,
-        )
+        calls = {one.name: one.calls for one in workers.engines}
+        engines = EnginePool(calls, resumes=resumes, replaces=True, load_share=config.sync.load_share)
         care = PoolWatches(self._events, opened.collector, config.run.freeze_s)
         async with AsyncExitStack() as at_end:
             pools = self._start_pools(opened, engines, care, at_end)
@@ -239,8 +237,9 @@ class Run:
     ) -> tuple[Scorer, EpisodeRunner]:
         """Start the scorers and the rollout workers; `at_end` closes them."""
         config, prepared, events = self._config, self._prepared, self._events
-        launcher, beginning = opened.launchers.own, opened.beginning
+        launcher, beginning, state = opened.launchers.own, opened.beginning, self._shown.state
         started = self._scorer or await start_scorers(launcher, prepared, care)
+        started.training = lambda: TrainerState(global_step=state.step, max_steps=state.steps_planned)
         scorer = RetryingScorer(started, retries=config.reward.retries)
         at_end.push_async_callback(scorer.close)
         kept = keep_work(
@@ -272,7 +271,7 @@ class Run:
     def _watches(
         self, opened: _Opened, workers: Workers, engines: EnginePool, controller: Controller
     ) -> tuple[EngineFleet, list[SupervisedWorker]]:
-        """Return the fleet of engines, and the watches whose end ends the run: of workers that die too often.
+        """Return the fleet of engines, and the supervised workers whose end ends the run: they have died too often.
 
         A run that must repeat bit by bit ends with any worker, since a new process would compute other bits.
         """

@@ -69,6 +69,7 @@ def sample_event(
         age=None if age_of is None or oldest is None else age_of(oldest),
         traced=traced,
         turns=turn_texts(episode.turns, decode, KEPT_TRACED_TURNS if traced else KEPT_TURNS),
+        extra={} if score is None else score.extra,
     )
 
 
@@ -95,7 +96,7 @@ def turn_texts(turns: Sequence[Turn], decode: Decode, num_tokens: int) -> tuple[
 
 
 def _role(turn: Turn) -> str:
-    """Return who sampled a turn: an agent or a policy by its name, where it is not the only one."""
+    """Return the agent that sampled a turn, or its policy, or `model` where both are the default."""
     if turn.agent != DEFAULT_AGENT:
         return turn.agent
     return "model" if turn.policy == DEFAULT_POLICY else turn.policy

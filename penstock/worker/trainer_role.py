@@ -16,8 +16,9 @@ from penstock.channel import Channel
 from penstock.config.unresolved import refuse_auto
 from penstock.errors import UserError
 from penstock.models.config import LoraConfig
-from penstock.models.load import DTYPES, check_device, load_config, load_model, resolve_device
+from penstock.models.load import DTYPES, check_device, load_model, resolve_device
 from penstock.models.published import wire_dtypes
+from penstock.models.support import load_config
 from penstock.models.tokenizer import ChatTokenizer, max_positions
 from penstock.observe.recorder import Recorder
 from penstock.records.interfaces import WeightPublisher
@@ -71,7 +72,7 @@ async def start(
 
 
 def build_service(request: TrainerStart, events: Recorder) -> TrainerService:
-    """Build a rank of the trainer, with its weights published in this process."""
+    """Build one rank of the trainer, and the publisher of its weights."""
     torch.set_num_threads(request.threads)
     config = TrainerConfig.model_validate(request.trainer)
     device = resolve_device(request.device)

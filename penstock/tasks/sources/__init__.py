@@ -1,10 +1,11 @@
-"""Loads tasks from their sources: one module each, all of which give rows that become tasks here."""
+"""Loads tasks: a module for each kind of source gives rows, which become tasks here."""
 
 import difflib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from penstock.errors import TaskError
+from penstock.http_server.hub_access import check_hub
 from penstock.records import Task
 from penstock.tasks.config import TasksConfig
 from penstock.tasks.task_rows import Row, tasks_from_rows
@@ -18,13 +19,15 @@ FORMS = (
 
 
 def load_tasks(config: TasksConfig, say: Callable[[str], None] = lambda line: None) -> list[Task]:
-    """Load and check all tasks of a source, in its order. An empty set is an error. `say` reports progress while
-    this takes long."""
+    """Load and check all tasks of a source, in its order. An empty set is an error. `say` reports the progress
+    of a slow function."""
     return tasks_from_rows(_rows(config, say), config)
 
 
 def _rows(config: TasksConfig, say: Callable[[str], None]) -> Iterable[Row]:
     kind, colon, name = config.source.partition(":")
+    if colon and kind == "datasets":
+        check_hub(name, say)
     if colon and kind in NAMED:
         return NAMED[kind](name, config)
     if Path(config.source).suffix in (".jsonl", ".ndjson"):
