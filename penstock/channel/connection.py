@@ -121,7 +121,7 @@ _frame_decoder = msgspec.msgpack.Decoder(Frame)
 
 
 class Inbox:
-    """Queues the frames that have come for one caller."""
+    """Queues the frames received for one caller."""
 
     __slots__ = ("_frames", "_loop", "_waiter")
 

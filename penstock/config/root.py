@@ -103,11 +103,12 @@ class PlacementConfig(Section):
     trainer: tuple[Annotated[int, Field(ge=0)], ...] = ()
     """GPUs of the trainer, by their numbers among those that this process sees: `[0, 1]`. There is one rank
     per GPU; several ranks split the weights (`trainer.parallel.shard`) unless `trainer.parallel` says
-    otherwise. Empty: as few as hold the trainer if engines get other GPUs, else the GPU of `model.device`."""
+    otherwise. Empty: one GPU for each rank if `engines` is set; otherwise as few as hold the trainer if engines
+    get other GPUs, else the GPU of `model.device`."""
     engines: tuple[Annotated[int, Field(ge=0)], ...] = ()
     """GPUs of the engines, one each, or `engine.vllm.tensor_parallel` each. If `engine.count` is not set,
-    there are as many engines as fit on these. Empty: the GPUs that the trainer leaves free; for small models,
-    the trainer's."""
+    there are as many engines as fit on these. Empty: the GPUs that the trainer leaves free; for small models
+    without `trainer`, the trainer's."""
     share: Literal["auto", "mps", "time"] = "auto"
     """`mps`: both run at the same time, through an MPS daemon that the run starts and stops. `time`: they take
     turns, which gains little over running one after the other. `auto`: `mps` where trainer and engines share a

@@ -138,8 +138,8 @@ class DurableGroupLog:
         return self.journal.durable(soon=True)
 
     async def _append_scored(self, record: GroupScored, urgent: bool) -> None:
-        """Append a scored group, after its blobs are on the disk. Unless it is urgent, the commit waits a moment
-        for other records to share it."""
+        """Append a scored group, after its blobs are on the disk. Unless `urgent`, it waits a moment for other
+        records to share the commit."""
         if self.copies is not None and any(refs_of(record.scored.group)):
             keep = functools.partial(self.copies.keep, record.scored.group)
             await self._room.patiently(functools.partial(self._in_thread, keep))

@@ -117,7 +117,8 @@ def used_gpus(config: PenstockConfig) -> frozenset[int]:
 
 
 def _named(config: PenstockConfig, gpus: Sequence[Gpu]) -> Pools:
-    """Return the pools that the config names. Where it names one, the other gets the rest."""
+    """Return the pools where the config names one or both. A side that is not named gets what it takes of the
+    remaining usable GPUs: the trainer one per rank, engines as many as fit."""
     placement, sizes = config.placement, engine_sizes(config.engine)
     _check_named(config, gpus)
     named = {*placement.trainer, *placement.engines}

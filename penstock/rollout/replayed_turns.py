@@ -49,9 +49,10 @@ class ReplayedTurns:
         record_every: int = 0,
         say: Callable[[str], None] = lambda line: None,
     ) -> None:
-        """Set up the replay. `known` holds, by group, the turns logged before a restart. With `resumes`, an
-        unfinished turn may continue under newer weights; without, it starts afresh. `record_every`: how many
-        tokens lie between two points at which recorded data is stored."""
+        """Log turns to `log`, and replay those in `known`: what each group, by number, had done before a
+        restart. With `resumes`, an unfinished answer continues, perhaps under newer weights; otherwise it
+        starts over. `records_routing` says whether the run records routes. `record_every` is the number of
+        tokens between two stored pieces of masks and routes."""
         self._engine = engine
         self._log = log
         self._known = {number: dict(group.turns) for number, group in (known or {}).items()}

@@ -191,7 +191,8 @@ def _start(config: Config | None, model: object, tasks: object, reward: object) 
 
 
 def _sections(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Bring all sections into the form that can be merged, a dict; the section of tasks may hold rows."""
+    """Return every section as a dict, ready to be merged. `tasks` and `eval.tasks` may also be given as a source
+    or as rows."""
     data: dict[str, Any] = {}
     for name, section in given.items():
         if name == "tasks" and section is not None:

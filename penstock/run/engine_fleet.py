@@ -257,7 +257,8 @@ class EngineFleet:
                 await asyncio.gather(growing, return_exceptions=True)
 
     async def welcome(self, volunteers: Volunteers, launcher: Launcher) -> None:
-        """Accept engines that join from other machines. When such an engine ends, it is not replaced."""
+        """Add engines that join from other machines, for as long as the run lasts. One that leaves is not
+        replaced."""
         while True:
             await volunteers.wait()
             await self._take_in(launcher, is_guest=True)

@@ -134,7 +134,8 @@ class DashboardListener:
             )
 
     async def close(self) -> None:
-        """Close the input of the page's process, which then ends once no page is open any more."""
+        """Stop waiting for a visit, and close the standard input of the page's process, if one runs. That
+        process ends by itself soon after the last browser has left."""
         self._keeping.cancel()
         await asyncio.gather(self._keeping, return_exceptions=True)
 

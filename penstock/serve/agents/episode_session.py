@@ -1,8 +1,9 @@
-"""Serves one episode to the agent that holds its API key: generates the turns it asks for, and recognises requests
-that a client repeats.
+"""Serves one episode to the agent that holds its API key: generates the turns it asks for, and recognises
+requests that a client repeats.
 
-A client that times out asks again. That must not make a second turn: the call keeps running without a listener, and
-a client that repeats the request gets its answer. An answer that was never sent is no part of the episode.
+A client that times out asks again. That must not make a second turn: the call keeps running without a
+listener, and a client that repeats the request gets its answer. Turns whose answer did not reach the client
+are left out of the episode.
 """
 
 import asyncio
@@ -88,8 +89,9 @@ class Call:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallId:
-    """Identifies a call. A repeated request has the same `name`. `is_retry`: the client has marked the request
-    as a repeat or as repeatable, so it may get an answer again that was already delivered."""
+    """Identifies what a call asks for, so that a repeated one is recognised. `name` is the client's
+    `Idempotency-Key`, or else a hash of path and body. `is_retry` is set when there is such a key, or when
+    the client says that it retries."""
 
     name: str
     is_retry: bool
