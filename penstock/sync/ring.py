@@ -39,7 +39,8 @@ class SlotRing:
             return slot
 
     def ask_for(self, version: int) -> int:
-        """Return the slot of a version, which can't be replaced from now on until it is released."""
+        """Return the slot of a version, and keep it from being replaced until it is released. Raise
+        `SnapshotReplaced` if it was replaced already."""
         with self._changed:
             if version in self._replaced:
                 raise SnapshotReplaced(
@@ -49,7 +50,7 @@ class SlotRing:
             return self.slot_of(version)
 
     def forget_replaced(self, version: int) -> bool:
-        """Return whether the version had been replaced, so that there is nothing to release."""
+        """Return whether the version was replaced, so that there is nothing to release, and forget that."""
         with self._changed:
             was_replaced = version in self._replaced
             self._replaced.discard(version)

@@ -3,9 +3,8 @@ some of the heads instead.
 
     tokens of this rank, all heads ─ all-to-all ─► all tokens, heads of this rank ─ attention ─ all-to-all ─► back
 
-The outputs of all ranks for their own loss tokens are then joined, so that every rank computes the loss of
-whole sequences. Each rank's gradient flows back through its own tokens alone; the sum over ranks is the
-gradient.
+The outputs of all ranks for their own loss tokens are then joined, so that every rank computes the loss of whole
+sequences. Each rank's gradient flows back through its own tokens alone; the sum over ranks is the gradient.
 """
 
 import math
@@ -86,7 +85,7 @@ class SplitSequences:
 
 
 class SplitAttention:
-    """Runs an attention backend on all tokens of some heads."""
+    """Exchanges tokens for heads around an attention backend, which then sees all tokens of some heads."""
 
     def __init__(self, inner: AttentionBackend, context: SplitSequences) -> None:
         self._inner, self._context = inner, context
