@@ -28,9 +28,9 @@ def default_corrections() -> dict[str, Arguments]:
 
 
 class AlgorithmConfig(Section):
-    """Sets what a step optimises. Each name is one of `penstock list algorithms`, or the path of your own
-    function (`file.py:function`, `module:function`). `…_args` set a function's parameters; a parameter that
-    is not set has the default of its source."""
+    """Sets what a step optimises. Each name is one of `penstock list algorithms`, or the path of your own function
+    (`file.py:function`, `module:function`). `…_args` set a function's parameters; a parameter that is not set keeps
+    its default."""
 
     advantage: str = "grpo"
     """How scores become advantages."""
@@ -67,7 +67,7 @@ class AlgorithmConfig(Section):
 
     @property
     def needs_reference(self) -> bool:
-        """Return whether the trainer must hold a frozen copy of the model."""
+        """Return whether the trainer needs a reference for a KL penalty."""
         return self.kl_coef > 0
 
     @property

@@ -82,9 +82,8 @@ def negative_sequence_mask(tokens: LossTokens, *, threshold: NotNegative = 0.1) 
 
 @CORRECTIONS.register("version_mask")
 def version_mask(tokens: LossTokens, *, max_age: NotNegative = 4) -> "torch.Tensor":
-    """Masks tokens that were sampled more than `max_age` updates ago; the rest of their sequence stays.
+    """Masks tokens that are more than `max_age` steps old; the rest of their sequence stays.
 
-    w_t = 1 where version − version_t ≤ max_age, else 0. This is the rule of `staleness.late: mask`, as part
-    of the loss.
+    w_t = 1 where age_t ≤ max_age, else 0. This is the rule of `staleness.late: mask`, as part of the loss.
     """
     return (tokens.ages <= max_age).to(tokens.behaviour_logprobs.dtype)

@@ -1,7 +1,6 @@
 """Estimates KL(π ‖ π_ref) per token, from logprobs of the sampled tokens alone.
 
-No estimator is cut off: a penalty whose gradient vanished far from the reference would not pull the policy
-back.
+No estimator is cut off: a penalty whose gradient vanished far from the reference would not pull the policy back.
 """
 
 from collections.abc import Callable
@@ -44,9 +43,8 @@ def k2(logprobs: "torch.Tensor", reference: "torch.Tensor") -> "torch.Tensor":
 def k3(logprobs: "torch.Tensor", reference: "torch.Tensor") -> "torch.Tensor":
     """Estimates by ratio minus one minus log-ratio: unbiased, low variance, never negative.
 
-    k3 = π_ref/π − 1 − log π_ref/π. Source: Schulman 2020; used as a loss by GRPO (arXiv:2402.03300). Where
-    π_ref/π is above e²⁰, it continues along its tangent in log π, so it neither overflows nor loses its
-    gradient.
+    k3 = π_ref/π − 1 − log π_ref/π. Source: Schulman 2020; used as a loss by GRPO (arXiv:2402.03300). Where π_ref/π
+    is above e²⁰, it continues along its tangent in log π, so it neither overflows nor loses its gradient.
     """
     inverse = difference(reference, logprobs)
     near = inverse.clamp(max=LOG_RATIO_BOUND)

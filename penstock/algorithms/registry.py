@@ -88,7 +88,7 @@ class Registry(Generic[Function]):
         }
 
     def bind(self, name: str, arguments: Mapping[str, Any]) -> Callable[..., Any]:
-        """Return the function with these keyword parameters set."""
+        """Return the function with these keyword parameters set, after checking their names and values."""
         function = self.get(name)
         is_own = is_function_path(name)
         if is_own:

@@ -48,8 +48,8 @@ SELECTIONS: Registry[Callable[..., Selected]] = Registry("selection", takes=("sc
 
 
 def select(scored: ScoredGroup, selections: Mapping[str, Mapping[str, Any]]) -> Selected:
-    """Apply selections in order. The first one that drops the group ends the loop; an episode stays if all of
-    them keep it."""
+    """Apply selections in order, up to the first that drops the group or leaves no episode of it. An episode stays
+    if every one keeps it."""
     keep = (True,) * len(scored.scores)
     for name, arguments in selections.items():
         selected = SELECTIONS.bind(name, arguments)(scored)
@@ -109,11 +109,11 @@ def overlong_penalty(
 def asymmetric(scored: ScoredGroup, *, negative_fraction: Fraction = 0.25, seed: NotNegative = 0) -> Selected:
     """Keeps every episode above its group's mean, and only some of the others.
 
-    Kept: r_i > mean(r), and a random negative_fraction of the rest (rounded up), drawn with the group's
-    number as seed so that a replay draws the same. Negative samples are what makes stale training unstable
-    (Arnal et al. 2025, arXiv:2506.20520), and discarding some preserves entropy (Kimi-Researcher, 2025);
-    neither gives a fraction. Watch `version_spread` and `staleness_positive`/`staleness_negative`: survivors
-    may be older than the batch.
+    Kept: r_i > mean(r), and a random negative_fraction of the rest (rounded up), drawn with `seed` and the group's
+    number, so that a replay draws the same. Negative samples are what makes stale training unstable (Arnal et al.
+    2025, arXiv:2506.20520), and discarding some preserves entropy (Kimi-Researcher, 2025); neither gives a
+    fraction. Watch `version_spread` and `staleness_positive`/`staleness_negative`: survivors may be older than the
+    batch.
     """
     values = scored.values
     positive = values > values.mean(dtype=np.float64) if values.size else np.zeros(0, dtype=np.bool_)

@@ -57,15 +57,15 @@ class LossTokens:
         return replace(self, weights=weights)
 
     def log_ratio(self) -> "torch.Tensor":
-        """Return log π/π_old, with the gradient of π."""
+        """Return log π/π_old, clamped to ±20, with the gradient of π."""
         return bounded(difference(self.logprobs, self.old_logprobs))
 
     def uncovered(self) -> "torch.Tensor":
-        """Return log π_old/π_behaviour: the part of the gap that the loss's ratio does not cover."""
+        """Return log π_old/π_behaviour, clamped to ±20: what the loss's ratio does not cover of the gap."""
         return bounded(difference(self.old_logprobs, self.behaviour_logprobs))
 
     def gap(self) -> "torch.Tensor":
-        """Return log π/π_behaviour, without gradient."""
+        """Return log π/π_behaviour, clamped to ±20, without gradient."""
         return bounded(difference(self.logprobs.detach(), self.behaviour_logprobs))
 
 
@@ -94,7 +94,7 @@ def bounded(log_ratio: "torch.Tensor") -> "torch.Tensor":
 
 
 def difference(logprobs: "torch.Tensor", others: "torch.Tensor") -> "torch.Tensor":
-    """Return log p/q, however large, with its gradient. Where both sides say −inf they agree, and it is 0."""
+    """Return log p/q, with its gradient. Logprobs below `LOGPROB_FLOOR` count as that: two of −inf differ by 0."""
     return logprobs.clamp(min=LOGPROB_FLOOR) - others.clamp(min=LOGPROB_FLOOR)
 
 

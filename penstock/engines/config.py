@@ -13,7 +13,7 @@ MAX_ENGINES = 10_000
 
 
 class RangeConfig(Section):
-    """Sets how few and how many engines a run may have. Engines join and leave with the work."""
+    """Sets the fewest and the most engines of a run. The number in between follows the work."""
 
     min: int = Field(default=1, ge=1, le=MAX_ENGINES)
     """Engines that start with the run. Scaling never goes below this number."""
@@ -96,13 +96,12 @@ class EngineConfig(Section):
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """Return `kind` and all kinds in `beside`."""
         return (self.kind, *self.beside)
 
     @property
     def members(self) -> tuple["EngineConfig", ...]:
-        """Return a section for each engine process that starts with the run. Each is of one kind, and has the
-        URL of one server if it joins one."""
+        """Return one section per engine process that starts with the run: of a single kind, and with a single URL
+        where it joins a server."""
         counts = {self.kind: self.num_first, **self.beside}
         return tuple(each for kind, count in counts.items() for each in self._of(kind, count))
 
@@ -120,7 +119,7 @@ class EngineConfig(Section):
 
 
 def with_settings(section: EngineConfig, **values: Any) -> EngineConfig:
-    """Return the section with other values for the settings of its own kind."""
+    """Return a copy of the section in which these settings of its own kind are replaced."""
     kind, own = section.kind, settings_of(section).model_copy(update=values)
     if kind in EngineConfig.model_fields:
         return section.model_copy(update={kind: own})

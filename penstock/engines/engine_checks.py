@@ -49,7 +49,8 @@ def check_request(
 def embedded_rules(
     request: GenerateRequest, *, vocab_size: int, max_context: int, cache_tokens: int, has_tokenizer: bool
 ) -> tuple[Rule, ...]:
-    """Return the embedded engine's own rules: its cache must hold the answer, and it samples by itself."""
+    """Return the embedded engine's own rules: its cache holds the answer, it knows all token ids, it can find stop
+    strings, and recorded routes lie within the prompt."""
     num_prompt = len(request.token_ids)
     most = min(request.num_prompt + request.sampling.max_tokens, max_context)
     ids = (*request.sampling.stop_token_ids, *request.sampling.logit_bias)

@@ -40,7 +40,7 @@ class EngineChoice:
             del self._homes[key]
 
     def find(self, request: GenerateRequest, taking: Sequence[Member]) -> Member:
-        """Choose one of the engines that take requests now."""
+        """Choose an engine of `taking`, those that take requests now, and remember the choice."""
         least = min(taking, key=_order)
         prompt = prompt_of(request)
         home = self._homes.get(request.parent.id) if request.parent is not None else None

@@ -30,9 +30,9 @@ from penstock.records.interfaces import Engine
 
 
 class EnginePool:
-    """Sends each request to the least loaded engine, or to the one that has its KV cache (`engine_choice.py`),
-    and each update to all engines. Engines may join and leave at any time. When one is lost, others continue
-    its requests; without any other, requests wait for an engine to return."""
+    """Sends each request to the least loaded engine, or to the one that has its KV cache (`engine_choice.py`), and
+    each update to all engines. Engines may join and leave at any time. When one is lost, others continue its
+    requests; without any other, requests wait for a replacement, or fail if none will join."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class EnginePool:
     ) -> None:
         """`resumes`: an answer may continue under another version, on another engine. `replaces`: another engine
         joins for each one whose process ends. If that was the last engine, requests and updates wait for its
-        replacement. `load_share` of the engines load new weights at once, never all."""
+        replacement. `load_share` of the engines load new weights at once, never all of several."""
         if not engines:
             raise ValueError("a pool needs at least one engine, got none")
         self._resumes = resumes
@@ -68,7 +68,7 @@ class EnginePool:
         return tuple(self._members)
 
     def expects(self, name: str) -> bool:
-        """Return whether an engine of this name is a member, or will be replaced by one."""
+        """Return whether an engine of this name is in the pool, or is lost and will be replaced."""
         return name in self._members or name in self._awaited
 
     async def wait_serving(self, name: str) -> None:
@@ -204,9 +204,9 @@ class EnginePool:
 
     async def update(self, update: WeightUpdate, interrupt: Interrupt = "inflight") -> UpdateReceipt:
         """Update the engines, a share at a time, and return a receipt with the times of the slowest. When some
-        fail, the first error is raised after all have answered. An update that is sent to all at once is
-        cancelled on the other engines as soon as one fails, and they keep their weights. A retry skips
-        engines that already have the update."""
+        fail, the first error is raised after all have answered. If one can't stage an update that is sent to all at
+        once, the others are cancelled, and all keep their weights. A retry skips engines that already have the
+        update."""
         begun = (update.policy, update.version)
         while True:
             await self._wait_for_engine()
@@ -312,8 +312,8 @@ class EnginePool:
         self._wake()
 
     def _is_gone(self, member: Member, error: BaseException) -> bool:
-        """Return whether this error means that the engine's process is gone and a replacement will join. An
-        engine that runs out of memory ends its process."""
+        """Return whether this error means that the engine's process is gone, and remove the engine then, if another
+        will replace it. An engine that runs out of memory ends its process."""
         is_gone = self._replaces and isinstance(error, ChannelClosed | OutOfMemory)
         if not is_gone or self._members.get(member.name) is not member:
             return False

@@ -71,7 +71,7 @@ class EngineParts:
 
 
 class ServedEngine(Engine, Protocol):
-    """An engine that serves requests while its `run` is running."""
+    """Serves requests while its `run` is running."""
 
     name: str
 
@@ -96,7 +96,7 @@ def _no_change(settings: Any, lora: LoraConfig, on_head: bool) -> Mapping[str, A
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineKind:
-    """Describes a kind of engine, for a run to know before any such engine starts."""
+    """Describes a kind of engine to a run, before any such engine starts."""
 
     opener: str | Opener
     """A coroutine function of `EngineParts`, or its `module:function` where importing it takes long."""

@@ -5,11 +5,9 @@
     engine c   ── generates, stages ────────── load ── generates ─────────
     engine d   ── generates, stages ────────── load ── generates ─────────
 
-All engines stage at once, as they must where the trainer broadcasts. Then a share of them loads at a time: when
-one has loaded, the next begins. Updates that are read in place are not staged. They are copied in parallel too,
-by the engines whose turn it is; a staged copy would take as much of each engine's memory as the weights do, and
-the KV cache has that. An engine also answers the call only between two forward passes, and admission would wait
-for the slowest.
+All engines stage at once, as they must where the trainer broadcasts. Then a share of them loads at a time: when one
+has loaded, the next begins. Updates that engines read in place are not staged: a copy of the weights would take
+memory that the KV cache has, and the call would wait for the slowest engine's forward pass.
 """
 
 import asyncio
@@ -92,7 +90,8 @@ async def roll(
 
 
 async def stage_all(members: Sequence[Member], update: WeightUpdate) -> list[BaseException | None]:
-    """Stage on all engines at once, and return for each its error or None."""
+    """Stage on all engines at once, and return for each its error or None. The first failure of a broadcast cancels
+    the others."""
     tasks = [asyncio.ensure_future(member.engine.stage(update)) for member in members]
     try:
         await asyncio.wait(

@@ -33,8 +33,8 @@ Script = Callable[[GenerateRequest], Sequence[int]]
 class ScriptedEngine:
     """Answers each request with `script(request)`, one token at a time.
 
-    The answer ends for length at `max_tokens`; otherwise it stops at the script's end or at a stop token.
-    Every token is labelled with the version that is served when it is emitted. Before each token the engine
+    The answer ends for length at `max_tokens` or `max_context`; otherwise it stops at the script's end or at a stop
+    token. Every token is labelled with the version that is served when it is emitted. Before each token the engine
     awaits `sleep(token_s)`; a test passes its own `sleep` to decide when tokens come.
     """
 

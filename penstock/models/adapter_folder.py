@@ -67,7 +67,7 @@ def model_below(name_or_path: str) -> tuple[str, Path | None]:
 
 
 def read_adapter(folder: Path) -> SavedAdapter:
-    """Read an adapter's config and list its tensors without loading them."""
+    """Read an adapter's config without loading its tensors. Raise `UserError` unless it is plain LoRA or DoRA."""
     if not is_adapter(folder) or not (folder / TENSORS).is_file():
         raise UserError(
             f"{folder} is not an adapter: it must be a folder with {CONFIG} and {TENSORS}, as peft saves it"
@@ -123,8 +123,8 @@ def _refuse_others(folder: Path, config: dict[str, Any]) -> None:
 
 
 def _targets(folder: Path, config: dict[str, Any]) -> tuple[str, ...]:
-    """Return listed names as they are. For a pattern, or a selection of layers, return the layers whose tensors
-    were saved."""
+    """Return the names that the adapter lists. If it has a pattern or a selection of layers, return the layers
+    whose tensors were saved."""
     given = config.get("target_modules")
     if isinstance(given, list) and not any(config.get(key) for key in NARROWED_BY):
         return tuple(sorted(given))

@@ -61,9 +61,8 @@ def dispatch(
     s_aux: torch.Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Forward a call from transformers to the module's backend. Its mask is ignored, because backends make their
-    own. A model that passes no window may have one on its module; one that passes None has a layer that sees
-    everything."""
+    """Forward a call from transformers to the module's backend, which makes its own mask. Without an argument
+    `sliding_window` the module's own window holds, if it has one; None is a layer that sees everything."""
     backend: AttentionBackend = module._penstock_backend  # type: ignore[assignment]
     if isinstance(sliding_window, Unset):
         sliding_window = getattr(module, "sliding_window", None)

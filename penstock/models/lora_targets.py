@@ -51,7 +51,8 @@ def target_layers(model: nn.Module, lora: LoraConfig) -> dict[str, nn.Linear]:
 
 
 def all_linear(model: Any) -> tuple[str, ...]:
-    """Return the last name parts of all linear layers but the output embedding."""
+    """Return the last name parts of all linear layers but the output embedding. Raise `UserError` for a mixture of
+    experts."""
     if _has_experts(model):
         raise adapters_on_experts(model.config.model_type)
     ends = sorted({name.rpartition(".")[2] for name in _linear_layers(model)})

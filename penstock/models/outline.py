@@ -11,7 +11,7 @@ from penstock.models.support import load_config
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outline:
-    """Holds counts of numbers, not bytes."""
+    """Holds the sizes of a model as counts of numbers, not bytes."""
 
     num_parameters: int
     num_layers: int

@@ -33,7 +33,7 @@ torch.nn.functional.linear(ones, ones).sum().item()
 
 
 def guard_bfloat16(device: str) -> None:
-    """Make bfloat16 matmul safe in this process. Nothing changes on a machine whose CPU runs the instructions
+    """Make bfloat16 matmul on a CPU safe in this process. Nothing changes on a machine that runs the instructions
     that it reports."""
     if not device.startswith("cpu") or _matmul_works():
         return

@@ -8,8 +8,8 @@ from torch import nn
 
 
 def published_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Return live parameters and persistent buffers (such as a router's bias that training moves) by name, tied
-    ones once. Tensors that a model computes from its config (rotary frequencies) are left out."""
+    """Return parameters and persistent buffers (such as a router's bias that training moves) by name, tied ones
+    once and not copied. Tensors that a model computes from its config (rotary frequencies) are left out."""
     tensors: dict[str, torch.Tensor] = dict(model.named_parameters())
     derived = {
         f"{prefix}.{name}" if prefix else name
@@ -22,9 +22,8 @@ def published_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
 def wire_dtypes(
     model: nn.Module, dtype: torch.dtype, tensors: Mapping[str, torch.Tensor] | None = None
 ) -> dict[str, torch.dtype]:
-    """Return the dtype that each published tensor has in an engine that loads the model in `dtype`. Models name
-    a few that stay in float32, and integer tensors keep their dtype. `tensors` are those to publish, if not
-    all."""
+    """Return the dtype that each published tensor has in an engine that loads the model in `dtype`. Models name a
+    few that stay in float32, and integer tensors keep their dtype. `tensors` are those to publish, if not all."""
     kept = set(getattr(model, "_keep_in_fp32_modules_strict", None) or ())
     if dtype == torch.float16:
         kept |= set(getattr(model, "_keep_in_fp32_modules", None) or ())

@@ -1,12 +1,12 @@
 """Records or replays which experts the routers of a mixture-of-experts model choose.
 
 Families differ in how they score experts and in what they make of the scores, but all of them choose with one
-`topk(scores, k)` over a (tokens, experts) matrix. Only that call is intercepted, so no family is known by
-name. Its ids are recorded (`Recording`), or replaced by ids that were recorded before (`Replay`). The router
-then takes its weights from its own scores at these ids, so it keeps its gradient.
+`topk(scores, k)` over a (tokens, experts) matrix. Only that call is intercepted, so nothing here depends on the
+family. Its ids are recorded (`Recording`), or replaced by ids that were recorded before (`Replay`). The router then
+takes its weights from its own scores at these ids, so it keeps its gradient.
 
-Compiled code (`torch.compile`) must serve routers of all layers, with and without recording. So the observer
-is looked up at each choice: a router has a *handle*, an empty tensor with a reference to its `Routers`.
+Compiled code (`torch.compile`) must serve routers of all layers, with and without recording. So the observer is
+looked up at each choice: a router has a *handle*, an empty tensor with a reference to its `Routers`.
 """
 
 from collections import Counter
@@ -47,7 +47,8 @@ class Recording:
 
 
 class Replay:
-    """Answers with recorded ids, (layers, tokens, k). A token that is not `known` keeps the live router's ids."""
+    """Answers with recorded ids, (layers, tokens, k). A token that is not `known` keeps the ids that the router
+    chose."""
 
     def __init__(self, ids: torch.Tensor, known: torch.Tensor, *, all_known: bool = False) -> None:
         """Keep the records. `all_known` says that every token is known, which `known` would reveal only after a
@@ -71,7 +72,7 @@ class Replay:
 
     @property
     def num_flipped(self) -> torch.Tensor:
-        """Return how many (layer, token) pairs chose another set of experts live than the recorded one."""
+        """Return for how many (layer, token) pairs the router itself chose other experts than the record."""
         return torch.stack([count for count in self._flipped if count is not None]).sum()
 
 

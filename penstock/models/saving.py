@@ -1,4 +1,4 @@
-"""Saves a model's weights in the number format of its checkpoint; the trainer computes in a different one."""
+"""Saves a model's weights in the number format of its checkpoint; the trainer may compute in another one."""
 
 import json
 from collections.abc import Mapping
@@ -60,8 +60,8 @@ def _in_format(
 
 
 def _name_format(path: Path, dtype: str) -> None:
-    """Correct the dtype in the config and in the configs inside it, where `save_pretrained` wrote that of the
-    live weights."""
+    """Correct the dtype in the config and in the configs inside it: `save_pretrained` wrote that of the weights in
+    memory, not of the saved ones."""
 
     def renamed(section: dict[str, Any]) -> dict[str, Any]:
         inner = {key: renamed(value) if isinstance(value, dict) else value for key, value in section.items()}

@@ -74,7 +74,8 @@ class ChatTokenizer:
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
-        """Return the tokenizer's eos and every end token that the model's generation config names."""
+        """Return the tokenizer's eos and every end token that the model's generation config, or else its config,
+        names."""
         return self._stop_token_ids
 
     @property
@@ -93,8 +94,9 @@ class ChatTokenizer:
         return token_ids
 
     def encode_reply(self, messages: tuple[Message, ...], *, after: int | None) -> list[int]:
-        """Apply the template to a stand-in conversation, and encode what it writes after the stand-in answer. If
-        the real answer ended with its own end token, that token is already there and is left out here."""
+        """Encode what the template writes for `messages` behind an answer, found with a stand-in conversation.
+        `after` is the real answer's last token: if that is the end token which the template writes first, it is
+        left out."""
         stand_in = (Message(role="user", content="?"), Message(role="assistant", content=ANSWER))
         text = self._apply_template(_plain((*stand_in, *messages)), tokenize=False)
         _, found, following = text.rpartition(ANSWER)
@@ -164,7 +166,7 @@ class ChatTokenizer:
             log(f"the tokenizer of {self.name!r} has no pad token: {saved}; model.pad_token names another")
 
     def save(self, folder: Path) -> None:
-        """Write the tokenizer beside a model, as `from_pretrained` reads it, with a pad token."""
+        """Write the tokenizer beside a model, as `from_pretrained` reads it, with a pad token if there is one."""
         pad_token = self._pad_token
         if pad_token is None and self._tokenizer.pad_token is None:
             pad_token = self._end_of_text()
@@ -173,8 +175,8 @@ class ChatTokenizer:
         self._tokenizer.save_pretrained(folder)
 
     def _end_of_text(self) -> str | None:
-        """Return the first end token that the model's own config names, since a tokenizer's may differ; None if
-        there is none."""
+        """Return the first end token that the model's own config names, or else the tokenizer's, which may differ.
+        None if there is neither."""
         named = [end for end in _model_ends(self.name) if 0 <= end < self.num_tokens]
         end: str | None = self._tokenizer.eos_token
         return self._tokenizer.convert_ids_to_tokens(named[0]) if named else end
@@ -239,8 +241,8 @@ def max_positions(config: Any) -> int:
 def check_prompts(
     tasks: Sequence[Task], tokenizer: Tokenizer, *, max_context: int, max_new_tokens: int
 ) -> int:
-    """Refuse the first prompt that can't be answered within the context. Return the length of the longest
-    prompt."""
+    """Refuse the first prompt that is empty or can't be answered within the context. Return the length of the
+    longest prompt."""
     longest = 0
     for task in tasks:
         length = len(tokenizer.encode_prompt(task.prompt))

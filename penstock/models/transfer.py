@@ -49,8 +49,8 @@ def _nothing() -> None:
 
 @contextmanager
 def side_stream(device: torch.device) -> Iterator[None]:
-    """Queue the block's work on a stream of its own, so that it neither waits for the engine's passes nor delays
-    them. The block ends when that work is done. On a CPU this does nothing."""
+    """Queue the block's work on a stream of its own, so that it neither waits for what is queued already nor delays
+    it. The block ends when that work is done. On a CPU this does nothing."""
     if device.type != "cuda":
         yield
         return
@@ -65,9 +65,8 @@ Result = TypeVar("Result")
 
 
 def one_ahead(function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
-    """Map `function` over `items` with the next call running in a thread while the caller uses a result.
-    Packing, transfer and unpacking thus overlap, and two results exist at once. Leaving early waits for the
-    running call."""
+    """Map `function` over `items` with the next call running in a thread while the caller uses a result. Packing,
+    transfer and unpacking thus overlap, and two results exist at once. Leaving early waits for the running call."""
     remaining = iter(items)
     with ThreadPoolExecutor(1, thread_name_prefix="ahead") as thread:
         pending = [thread.submit(function, item) for item in _first(remaining)]

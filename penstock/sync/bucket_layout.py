@@ -17,7 +17,7 @@ ALIGNMENT = 64
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """Says which part of a tensor of `shape` a publisher has: the part that begins at `start`."""
+    """Locates a publisher's part of a tensor: `shape` is the whole tensor's, and the part begins at `start`."""
 
     shape: tuple[int, ...]
     start: tuple[int, ...]
@@ -75,7 +75,7 @@ def specs_by_bucket(update: WeightUpdate) -> list[list[TensorSpec]]:
 
 
 def bucket_size(specs: Iterable[TensorSpec]) -> int:
-    """Return the bytes of the bucket that these specs lie in."""
+    """Return the bytes of the bucket that these specs fill, with padding."""
     return max(spec.offset + -(-spec.num_bytes // ALIGNMENT) * ALIGNMENT for spec in specs)
 
 
@@ -92,8 +92,8 @@ def view(bucket: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
 
 
 def part(tensor: torch.Tensor, spec: TensorSpec, origin: tuple[int, ...] = ()) -> torch.Tensor:
-    """Return the part of a tensor that `spec` names, sharing its memory. A tensor that is a slice begins at
-    `origin`."""
+    """Return the part of a tensor that `spec` names, sharing its memory. If the tensor itself is a slice, that
+    begins at `origin`."""
     if not spec.start:
         return tensor
     starts = [start - (origin[dim] if origin else 0) for dim, start in enumerate(spec.start)]

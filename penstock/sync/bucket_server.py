@@ -34,7 +34,8 @@ REFUSED = b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\nConnection: close\
 
 
 class BucketServer:
-    """Serves buckets from threads of this process. `close` ends the accepting thread and cuts running transfers."""
+    """Serves buckets from threads of this process. `close` ends the accepting thread; transfers that are running
+    end by themselves."""
 
     def __init__(self, address: str, token: str) -> None:
         if not token:

@@ -5,10 +5,9 @@
     engines   update ───────── stage: arrive ───────────── receive 0, 1, 2 …
 
 A bucket is checked and unpacked while the next one arrives. A new group is formed when its members change: an
-engine joined, left or restarted. When one of them fails, the others are notified and stay on the version that
-they serve. Each rank of a trainer has a store and a group of its own, and sends its own slices; buckets of
-the ranks take turns. It runs over gloo on a CPU or on shared GPUs, and over NCCL where every member has a GPU
-of its own.
+engine joined, left or restarted. When one of them fails, the others are notified and stay on the version that they
+serve. Each rank of a trainer has a store and a group of its own, and sends its own slices; buckets of the ranks
+take turns. It runs over gloo on a CPU or on shared GPUs, and over NCCL where every member has a GPU of its own.
 """
 
 import secrets
@@ -68,7 +67,7 @@ class CollectivePublisher(SlotPublisher):
         super().__init__(tensors, publishing or Publishing(), bucket_bytes=BUCKET_BYTES)
 
     def describe(self, version: int, *, full: bool = False) -> WeightUpdate:
-        """Describe the version for a new meeting, since engines at a failed meeting are not expected again."""
+        """Describe the version under a new meeting, since one that has failed can't be used again."""
         self._meetings[version] = self._meeting = secrets.token_hex(8)
         return super().describe(version, full=full)
 
@@ -172,7 +171,7 @@ class CollectivePublisher(SlotPublisher):
 
 
 class CollectiveReceiver(StagingReceiver):
-    """Implements the engine's side. It is in one group with each publisher."""
+    """Implements the engine's side. It joins a group for each publisher, that is for each rank of the trainer."""
 
     def __init__(self, device: str = "cpu", *, interface: str = "") -> None:
         super().__init__(device)

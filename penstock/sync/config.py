@@ -42,10 +42,9 @@ class SyncConfig(Section):
     split. 0 takes what suits the transport."""
     interrupt: Interrupt = "inflight"
     """What happens to running generations when weights arrive. `inflight` swaps the weights between two forward
-    passes and keeps the KV; `inflight_recompute` also recomputes the KV with the new weights; `drain` lets
-    answers end first while new requests wait; `abort_resume` ends answers and continues them from their
-    prefixes; `abort_retry` discards them and starts over. An engine that lacks one refuses it at the start.
-    """
+    passes and keeps the KV; `inflight_recompute` also recomputes the KV with the new weights; `drain` lets answers
+    end first while new requests wait; `abort_resume` ends answers and continues them from their prefixes;
+    `abort_retry` discards them and starts over. An engine that lacks one refuses it at the start."""
     load_share: float = Field(default=0.25, gt=0, le=1)
     """Share of the engines that load new weights at once and stand still meanwhile. It is rounded up, but never
     all of several engines load at once, so that the others generate."""

@@ -135,7 +135,7 @@ class CudaIpcPublisher(SlotPublisher):
         self._copied[slot].record(torch.cuda.current_stream(self._device))
 
     def _copy(self, slot: int, tensors: Mapping[str, torch.Tensor]) -> FusedCopy:
-        """Return the copy into a slot. It is made once, and again when a tensor has moved."""
+        """Return the prepared copy into a slot. It is prepared again only when a tensor has moved."""
         places: list[object] = [*tensors, *(tensor.data_ptr() for tensor in tensors.values())]
         known = self._copies.get(slot)
         if known is None or known[0] != places:
@@ -159,7 +159,7 @@ class CudaIpcPublisher(SlotPublisher):
 
 @dataclass(slots=True)
 class Route:
-    """Copies one set of buckets into one set of live tensors."""
+    """Copies one set of buckets into one set of the engine's tensors."""
 
     tensors: Mapping[str, torch.Tensor]
     copy: FusedCopy
@@ -181,9 +181,9 @@ class CudaIpcReceiver:
     """Implements the engine's side. Buckets are opened once; later updates are one pass that copies and sums the
     fingerprints.
 
-    The first good update from a bucket is verified by reading the live parameters again, which finds copies
-    that went to a wrong address or on top of each other. After that, the sums of the copying pass are
-    trusted.
+    The first good update from the same buckets into the same tensors is verified by reading the tensors again,
+    which finds copies that went to a wrong address or on top of each other. After that, the sums of the copying
+    pass are trusted.
     """
 
     def __init__(self, device: str = "cuda") -> None:

@@ -1,16 +1,15 @@
-"""Encodes what has changed between two versions of a bucket, without loss and as small as possible.
+"""Encodes what has changed between two versions of a bucket, without loss and in the smallest of three forms.
 
-A bucket is seen as *units*: the bits of its elements, 1, 2, 4 or 8 bytes wide. Each unit is XORed with that
-of the base, so a value that moved by one step in its last digit leaves one or two bits. There are three
-forms:
+A bucket is seen as *units*: the bits of its elements, 1, 2, 4 or 8 bytes wide. Each unit is XORed with that of the
+base, so a value that moved by one step in its last digit leaves one or two bits.
 
     sparse   only the units that changed: the gap from each to the one before it, then their XORs
     xor      the XORs of all units
     dense    the bucket as it is, where neither of them is smaller
 
-Numbers are stored by planes (all lowest bytes, then all second bytes, …), since upper bytes hardly ever
-change, and compressed. Gaps are single bytes: 255 skips 255 unchanged units, and any smaller number is
-followed by a changed one. `tests/sync/test_delta.py` checks that decoding inverts encoding for any bits.
+Numbers are stored by planes (all lowest bytes, then all second bytes, …), since upper bytes hardly ever change, and
+compressed. Gaps are single bytes: 255 skips 255 unchanged units, and any smaller number is followed by a changed
+one. `tests/sync/test_delta.py` checks that decoding inverts encoding for any bits.
 """
 
 import zlib
@@ -37,7 +36,7 @@ with random positions, clusters or whole rows."""
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Holds units of a bucket and what to XOR them with, at ascending `places`. None means every unit."""
+    """Holds the XORs of a bucket's units at ascending `places`, or of all units if `places` is None."""
 
     places: npt.NDArray[np.int64] | None
     bits: Units
@@ -63,7 +62,7 @@ def encode(new: torch.Tensor, base: torch.Tensor, *, width: int) -> tuple[Encodi
 
 
 def decode(encoding: Encoding, payload: Bytes, *, width: int, num_bytes: int) -> Change:
-    """Decode a payload of `encode` for a bucket of `num_bytes`. Raise `PenstockError` if it has another form."""
+    """Decode a payload of `encode` for a bucket of `num_bytes`. Raise `PenstockError` if it was cut or damaged."""
     num_units = num_bytes // width
     try:
         unpacked = np.frombuffer(zlib.decompress(payload.tobytes()) if len(payload) else b"", dtype=np.uint8)

@@ -28,8 +28,7 @@ TRANSPORT = "filesystem"
 BUCKET_BYTES = 256 << 20
 TENSOR = "bucket"
 TIMEOUT_S, LOOK_AGAIN_S = 10.0, 0.05
-"""How long a missing file is waited for, and how often it is looked for. A remote disk may show a new file late.
-"""
+"""How long a missing file is waited for, and how often it is looked for. A remote disk may show a new file late."""
 
 
 class FilesystemPublisher(HostPublisher):

@@ -3,14 +3,13 @@
     fingerprint(tensor) = Σ_i mix(bits(value_i), index_i)   (mod 2⁶⁴)
     mix(bits, index) = low · (high | 2³¹), the halves of FACTOR · ((bits + WALK · index) mod 2³²)
 
-Every element counts with its global index, so a swapped, skipped, shifted or stale element changes the sum.
-Since it is a sum, the fingerprints of the shards of a tensor (each with its offset) add up to that of the
-whole. A GPU does the two 32-bit multiplications while it waits for memory. Since they multiply halves with
-each other, changes of two elements do not cancel as they would in a plain sum. An element of 8 bytes counts
-as two of 4.
+Every element counts with its global index, so a swapped, skipped, shifted or stale element changes the sum. Since
+it is a sum, the fingerprints of the shards of a tensor (each with its offset) add up to that of the whole. A GPU
+does the two 32-bit multiplications while it waits for memory. Since they multiply halves with each other, changes
+of two elements do not cancel as they would in a plain sum. An element of 8 bytes counts as two of 4.
 
-It runs on the device that holds the tensor, in pieces of bounded size: on the host by numpy, elsewhere by
-torch, or, on a GPU with Triton, for all tensors in one pass over their memory.
+It runs on the device that holds the tensor, in pieces of bounded size: on the host by numpy, elsewhere by torch,
+or, on a GPU with Triton, for all tensors in one pass over their memory.
 """
 
 import math
@@ -75,8 +74,8 @@ class Shard:
 
     @property
     def suits_kernel(self) -> bool:
-        """Return whether the kernel can sum it. The kernel handles one contiguous run of values, and indices
-        from 2³² on only in whole tensors."""
+        """Return whether the kernel can sum this shard: one contiguous run of values, with indices from 2³² on only
+        in whole tensors."""
         first = self.first
         if first is None or not self.values.is_contiguous():
             return False
@@ -182,7 +181,7 @@ def _scattered(values: torch.Tensor, shape: tuple[int, ...], start: tuple[int, .
 
 
 def _steps(shape: tuple[int, ...]) -> list[int]:
-    """Return the distance between neighbours in each dimension."""
+    """Return the strides of a contiguous tensor of this shape, in elements."""
     return [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
 
 
@@ -203,7 +202,8 @@ def compare(expected: Mapping[str, int], found: Mapping[str, int], version: int)
 
 
 class Fingerprinter:
-    """Fingerprints the same tensors again and again. On a GPU, their addresses are looked up only once."""
+    """Fingerprints the same tensors again and again. On a GPU, the kernel's table of their addresses is made only
+    once."""
 
     def __init__(self, *, fused: bool | None = None) -> None:
         """`fused` chooses the Triton kernel or torch; None takes the kernel for tensors on a GPU."""
@@ -261,7 +261,8 @@ class Fingerprinter:
 
 
 def _each(shards: Sequence[Shard]) -> list[int]:
-    """Return the fingerprints of shards that the kernel can't take, on the host with as many threads as torch."""
+    """Return the fingerprints of shards that the kernel can't take. On the host, as many threads as torch has share
+    a large number of bytes."""
     num_threads = torch.get_num_threads()
     on_host = all(shard.values.device.type == "cpu" for shard in shards)
     if num_threads == 1 or not on_host or sum(shard.values.nbytes for shard in shards) < _THREADS_FROM:

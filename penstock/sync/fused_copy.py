@@ -25,11 +25,11 @@ class FusedCopy:
 
 
 def make_copy(targets: Sequence[torch.Tensor], sources: Sequence[Shard]) -> FusedCopy:
-    """Prepare a copy of each source over its target of the same size. With Triton it is one launch for each
-    element size, otherwise torch's fused copy of a list.
+    """Prepare a copy of each source over its target of the same size. With Triton it is one launch for each element
+    size, otherwise torch's fused copy of a list.
 
-    Where no tensor changes its type, the copying pass also sums fingerprints. From the second run on it
-    allocates no memory.
+    Where all tensors are contiguous and none changes its type, the copying pass also sums fingerprints. From the
+    second run on it allocates no memory.
     """
     pairs = list(zip(targets, sources, strict=True))
     if not has_triton():

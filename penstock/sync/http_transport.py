@@ -107,7 +107,8 @@ class HttpReceiver(StagingReceiver):
         raise UpdateAbandoned(f"version {update.version}: the update was cancelled")
 
     def _receive(self, url: str, arriving: Arriving, cancelled: threading.Event, what: str) -> None:
-        """Read until all that the trainer has is there. Raise `HTTPException` if the connection breaks."""
+        """Read the rest of a bucket into `arriving`. Raise `HTTPException` if the connection breaks,
+        `PenstockError` if the trainer refuses."""
         parts = urlsplit(url)
         connection = self._connections.setdefault(
             parts.netloc, HTTPConnection(parts.netloc, timeout=ANSWER_S)

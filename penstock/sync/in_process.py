@@ -90,7 +90,7 @@ class InProcessReceiver(BucketReceiver):
 
 
 class InProcessStagingReceiver(StagingReceiver):
-    """Implements the engine's side by a copy that is checked before any live tensor is changed."""
+    """Implements the engine's side by a copy that is checked before any of the engine's tensors is changed."""
 
     def __init__(self, exchange: Exchange, device: str = "cpu") -> None:
         super().__init__(device)

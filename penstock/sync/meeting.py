@@ -108,7 +108,7 @@ class Meeting:
         self._store.set(self._key("go"), msgspec.json.encode(decision).decode())
 
     def stop(self, reason: str) -> None:
-        """Tell the other sides that this one has failed. Those that wait learn of it within `STOP_EVERY_S`."""
+        """Tell the other sides that this one has failed. Those that wait learn of it within `WAIT_S`."""
         try:
             self._store.set(self._key("stop"), json.dumps(reason))
             self._store.set(self._key("go"), msgspec.json.encode(Go(-1, "", {})).decode())

@@ -1,9 +1,9 @@
-"""Opens the trainer's publisher, as the `sync` section asks for it, or that of a run that trains an adapter.
+"""Opens the trainer's publisher as the `sync` section says; a run that trains an adapter has two in one.
 
-A run with an adapter sends the weights below it once, then the adapter alone:
+Such a run sends the weights below the adapter once, then the adapter alone:
 
-version b      full       the base weights; when every engine has them, their buckets are freed version b+1 …
-adapter    small, complete in itself, and on top of b
+    version b      full      the base weights; when every engine has them, their buckets are freed
+    version b+1 …  adapter   small, complete in itself, and on top of b
 """
 
 from collections.abc import Callable, Mapping

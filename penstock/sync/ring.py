@@ -1,4 +1,5 @@
-"""Manages the slots of snapshots: a version takes one, and returns it when every engine has read it."""
+"""Tracks which version's snapshot each slot holds. A version keeps its slot until its publisher releases it (a
+base of deltas later than others), or until a newer one replaces it before it is published."""
 
 import threading
 
@@ -38,7 +39,8 @@ class SlotRing:
             return slot
 
     def ask_for(self, version: int) -> int:
-        """Return the slot of a version, which can't be replaced from now on until it is released."""
+        """Return the slot of a version, and keep it from being replaced until it is released. Raise
+        `SnapshotReplaced` if it was replaced already."""
         with self._changed:
             if version in self._replaced:
                 raise SnapshotReplaced(
@@ -48,7 +50,7 @@ class SlotRing:
             return self.slot_of(version)
 
     def forget_replaced(self, version: int) -> bool:
-        """Return whether the version had been replaced, so that there is nothing to release."""
+        """Return whether the version was replaced, so that there is nothing to release, and forget that."""
         with self._changed:
             was_replaced = version in self._replaced
             self._replaced.discard(version)

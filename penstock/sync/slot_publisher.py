@@ -1,8 +1,8 @@
 """Implements the trainer's side that transports share: snapshots wait in slots until every engine has read them.
 
 A slot is a set of buckets, all with the same layout. `snapshot` takes a slot and `release` returns it. So the
-trainer continues as soon as its copy is made (or queued), and waits only when engines are `slots` versions
-behind.
+trainer continues as soon as its copy is made (or queued). It waits only while no slot is free, and none holds a
+version that may be replaced.
 """
 
 from collections.abc import Mapping, Sequence
@@ -53,7 +53,7 @@ class Bases:
         return self._base
 
     def released(self, version: int, *, delivered: bool) -> list[int]:
-        """Return the versions whose snapshots are not needed any more."""
+        """Note that a version was released, and return the versions whose snapshots are not needed any more."""
         if self._selection != "delta":
             if delivered and self._base is not None and self._selection != "adapter":
                 self._base = version
@@ -83,9 +83,8 @@ class Publishing:
     """The tensors that are parts of larger ones."""
     selection: UpdateSelection = "full"
     base: int | None = None
-    """The version that engines have before the first update, where updates hold only some of the model's
-    tensors. An adapter keeps it; for others the base is then the version that was released last. Deltas need
-    none."""
+    """The version that engines have before the first update, where updates hold only some of the model's tensors.
+    An adapter keeps it; for others the base is then the version that was released last. Deltas need none."""
     anchor_every: int = 20
     """For selection `delta`: one in this many versions is sent in full."""
     adapter: AdapterSpec | None = None
@@ -136,7 +135,7 @@ class SlotPublisher:
         self._fingerprints = Fingerprinter()
 
     def snapshot(self, version: int, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Copy the tensors into a free slot, waiting for one if necessary."""
+        """Copy the tensors into a free slot, or that of a version that may be replaced. Wait if there is none."""
         slot = self._ring.take(version)
         try:
             with torch.no_grad():
@@ -146,8 +145,8 @@ class SlotPublisher:
             raise
 
     def describe(self, version: int, *, full: bool = False) -> WeightUpdate:
-        """Return the update to send to engines, with the fingerprint of the snapshot. Offers of an earlier call
-        are withdrawn: that transfer has failed, and an engine that still reads it fails too and takes this
+        """Return the update to send to engines, with the fingerprint of the snapshot. What an earlier call offered
+        is withdrawn: that transfer has failed, and an engine that still reads it fails too and takes this
         update."""
         slot = self._ring.ask_for(version)
         self._take_back(version)
@@ -200,7 +199,7 @@ class SlotPublisher:
         raise NotImplementedError
 
     def _names(self, slot: int) -> tuple[str, ...]:
-        """Return the names by which receivers find the slot's buckets. A name never changes its layout."""
+        """Return the names by which receivers find the slot's buckets. A name always stands for the same layout."""
         raise NotImplementedError
 
     def _offer(self, number: int, payload: Payload, data: torch.Tensor) -> str:

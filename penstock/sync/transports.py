@@ -35,7 +35,7 @@ class Rendezvous:
 
 
 class NamedPublisher(WeightPublisher, Protocol):
-    """Names, in each update, the transport by which engines find the receiver."""
+    """Writes the name of its transport into each update, by which engines choose their receiver."""
 
     transport: str
 
@@ -68,8 +68,7 @@ class Transport:
     """Copies of the weights that an engine's device holds while it stages an update."""
 
     def staged_bytes(self, model_bytes: int, selection: str = "full") -> int:
-        """Return the most bytes that an engine holds while staging. Any transport unpacks a delta, into at most
-        a copy."""
+        """Return the most bytes that an engine holds while staging: for a delta, at least a copy of the weights."""
         return max(self.staged_copies, int(selection == "delta")) * model_bytes
 
     def publish(self, tensors: Mapping[str, Any], publishing: "Publishing", at: Rendezvous) -> NamedPublisher:
@@ -217,8 +216,8 @@ class AnyReceiver:
         self._receivers: dict[str, WeightReceiver] = {}
 
     def join(self, *, interface: str, token: str) -> None:
-        """Take updates from this trainer from now on; a server starts before its model has a trainer. What was
-        staged before must have been dropped."""
+        """Take updates from this trainer from now on: a server starts before its model has one. What was staged
+        before must have been dropped."""
         self.close()
         self._at = replace(self._at, interface=interface, token=token)
 

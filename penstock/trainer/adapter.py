@@ -2,8 +2,7 @@
 
     model.layers.0.self_attn.q_proj    a LoRA layer: base_layer (frozen), lora_A, lora_B, for DoRA a magnitude
 
-The code that runs the model (packing, checkpointing, compilation, the head) need not know that it has an
-adapter.
+The code that runs the model (packing, checkpointing, compilation, the head) need not know that it has an adapter.
 """
 
 from collections.abc import Iterator, Mapping
@@ -49,7 +48,7 @@ class TrainedAdapter:
         return self.lora.spec
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Return the live tensors by the names under which they are sent and saved."""
+        """Return the adapter's tensors, not copied, by the names under which they are sent and saved."""
         return adapter_tensors(self._model)
 
     def base_tensors(self) -> dict[str, torch.Tensor]:
@@ -62,12 +61,12 @@ class TrainedAdapter:
 
     @contextmanager
     def off(self) -> Iterator[None]:
-        """Disable the adapter in this block, so that the model is what it was before training."""
+        """Disable the adapter in this block, which leaves the base model."""
         with self._peft.disable_adapter():
             yield
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """Return the live tensors by peft's names, for `save`."""
+        """Return the adapter's tensors, not copied, by peft's names, for `save`."""
         return {name: tensor for name, tensor in self._peft.state_dict().items() if OWN in name}
 
     def save(self, folder: Path, tensors: Mapping[str, torch.Tensor] | None = None) -> None:
@@ -88,7 +87,8 @@ class TrainedAdapter:
 
 
 def adapter_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Return the adapter tensors of a model that has an adapter in it, such as a copy of a trained one."""
+    """Return the adapter's tensors in a model, such as a copy of a trained one, by the names under which they are
+    sent."""
     return {
         _own_name(name): parameter.detach() for name, parameter in model.named_parameters() if OWN in name
     }

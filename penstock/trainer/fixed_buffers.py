@@ -19,7 +19,7 @@ FIXED_PARAMETERS = "correction_bias"
 
 
 class FixedBuffers:
-    """Keeps copies of a model's persistent buffers and correction biases, as they were when training began."""
+    """Keeps copies of a model's persistent buffers and correction biases, as they were at the last `remember`."""
 
     def __init__(self, model: nn.Module) -> None:
         """`model` must already be on its training device and in its training dtype."""

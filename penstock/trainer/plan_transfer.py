@@ -1,8 +1,7 @@
 """Sends a step plan to a trainer process, in pieces of a bounded size.
 
-The first message also has the plan's header, and the last one runs the plan, so a small step is a single
-message. The sender awaits each message. So only one is on its way at a time, and no message holds a large
-step.
+The first message also has the plan's header, and the last one runs the plan, so a small step is a single message.
+The sender awaits each message. So only one is on its way at a time, and no message holds a large step.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence

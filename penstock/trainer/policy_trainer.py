@@ -240,7 +240,7 @@ class PolicyTrainer:
         return not self._is_changed
 
     def weights(self) -> Mapping[str, torch.Tensor]:
-        """Return the live weights that a step changes, as engines name them."""
+        """Return the weights that a step changes, not copied, as engines name them."""
         return self.trained.weights()
 
     def save(self, folder: str | Path) -> dict[Path, Checksum]:
@@ -250,7 +250,7 @@ class PolicyTrainer:
 
     @property
     def checkpoint_ranks(self) -> "GroupRanks | None":
-        """Return the ranks that write checkpoints with this one."""
+        """Return the ranks that write checkpoints with this one; None without other processes."""
         return self._ranks.checkpoints
 
     def checkpoint_state(self) -> CheckpointState:
@@ -263,8 +263,8 @@ class PolicyTrainer:
         return state
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything that a later process needs to continue as this one would. Its tensors are the live
-        ones."""
+        """Return what another process needs to continue this training exactly: master weights, optimizer,
+        counters, random states. The tensors are not copied."""
         return {
             "optimizer": self._optimizer.state_dict(),
             "num_updates": self._num_updates,
@@ -275,7 +275,8 @@ class PolicyTrainer:
         }
 
     def write_state(self, folder: Path, state: CheckpointState) -> dict[Path, Checksum]:
-        """Write the trainer's part of a checkpoint; each rank writes its own. Return the checksums of its files."""
+        """Write this rank's part of a checkpoint, unless another rank writes the same. Return the checksums of
+        tensor files."""
         layout = self._ranks.layout
         if layout is None:
             return write_state(folder, state.plain, state.tensors)
@@ -299,9 +300,8 @@ class PolicyTrainer:
     def _accumulate(
         self, rows: list[PreparedRow], clock: StepClock, sample: Sequence[TrainSequence] | None
     ) -> StepRecord:
-        """Run forward and backward of all rows. The host does not wait for the GPU before the last micro-batch
-        is queued, so the GPU never runs out of work in between. `sample` is computed once more, without
-        replay."""
+        """Run forward and backward of all rows. The host does not wait for the GPU before the last micro-batch is
+        queued, so the GPU never runs out of work in between. `sample` is computed once more, without replay."""
         record = StepRecord()
         for row in rows:
             with clock.device("forward"):
@@ -323,7 +323,8 @@ class PolicyTrainer:
 
     @torch.no_grad()
     def _gap_without_replay(self, sample: Sequence[TrainSequence]) -> torch.Tensor | None:
-        """Return |Δ logprob| between engine and trainer of a few sequences, with the live routers' experts."""
+        """Return |Δ logprob| between engine and trainer of a few sequences, with the experts that routers choose
+        now."""
         row = self._prepare.row_of(sample)
         if self._filler is not None:  # either all ranks run a split model, or none
             gathered = self._ranks.data.gather(np.array([row is not None]))
@@ -335,8 +336,8 @@ class PolicyTrainer:
         return (self._policy(row).logprobs - row.behaviour_logprobs).abs()
 
     def _update(self, step: int, loss: float) -> float:
-        """Update the weights, unless the loss or the gradient is not finite on any rank. Return the gradient's
-        norm."""
+        """Update the weights, unless loss or gradient is not finite on some rank. Return the gradient's norm. Raise
+        `Diverged` after too many updates in a row were skipped."""
         loss = float(sum(part.sum() for part in self._ranks.data.gather(np.array([loss]))))
         self._optimizer.sum_gradients(self._ranks.gradients)
         norm = self._optimizer.gradient_norm(self._ranks.world)

@@ -48,7 +48,7 @@ class TrainedWeights:
         return [*below, self.weights()]
 
     def weights(self) -> Mapping[str, torch.Tensor]:
-        """Return what a step changes, as engines name it: live parameters and persistent buffers, or the
+        """Return what a step changes, not copied and as engines name it: parameters and persistent buffers, or the
         adapter's tensors. With several ranks, each has its part (`shards`)."""
         if self._adapter is not None:
             return self._own(self._adapter.tensors())
@@ -112,7 +112,7 @@ class TrainedWeights:
             write_config(self._model, folder, self._saved_dtype)
 
     def write_weights(self, folder: Path, weights: Mapping[str, torch.Tensor]) -> dict[Path, Checksum]:
-        """Write the weights of a `checkpoint_state`, or the live ones; it may run beside a step. Return the
+        """Write the weights of a `checkpoint_state`, or the present ones; it may run beside a step. Return the
         checksums that it computed."""
         if self._adapter is not None:
             self._adapter.save(folder, weights)
@@ -126,7 +126,7 @@ class TrainedWeights:
         return tensors
 
     def own_saved(self) -> Mapping[str, torch.Tensor]:
-        """Return this rank's contribution to the saved model."""
+        """Return this rank's parts of the tensors that are saved."""
         if self._layout is None:
             return self._saved_tensors()
         if self._saved is None:

@@ -1,7 +1,6 @@
 """Runs inside vLLM's processes: a weight transfer backend, and the methods that engines call on vLLM's workers.
 
-vLLM finds `register` through the entry point `vllm.general_plugins`, wherever penstock is installed beside
-it.
+vLLM finds `register` through the entry point `vllm.general_plugins`, wherever penstock is installed beside it.
 """
 
 BACKEND = "penstock"

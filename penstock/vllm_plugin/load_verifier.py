@@ -26,7 +26,7 @@ WRAPPED = (".base_layer", ".routed_experts")
 
 
 class LoadVerifier:
-    """Fingerprints the live values of `model`. `shapes` are those of the loaded tensors, by the trainer's names."""
+    """Fingerprints what `model` holds. `shapes` are those of the loaded tensors, by the trainer's names."""
 
     def __init__(self, model: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> None:
         self._model = model

@@ -28,7 +28,7 @@ from penstock.vllm_plugin.weight_loading import check_fits, load_weights
 
 @dataclass
 class Meeting(WeightTransferInitInfo):
-    """Says how to reach the trainer: `sync.interface`, and the token that it asks for before it serves weights."""
+    """Says how to reach the trainer: `sync.interface`, and the token without which it serves no weights."""
 
     interface: str = ""
     token: str = ""
@@ -43,7 +43,7 @@ class Version(WeightTransferUpdateInfo):
 
 @dataclass(slots=True)
 class Outcome:
-    """Records the result of the last stage or update."""
+    """Records how the last update ended."""
 
     kind: str = ""
     """The class name of the error; "" is success."""
@@ -57,7 +57,7 @@ class Outcome:
 
 
 class PenstockTransfer(WeightTransferEngine[Meeting, Version]):
-    """Transfers weights into one vLLM worker."""
+    """Receives weights in one vLLM worker, over the transport that each update names."""
 
     init_info_cls = Meeting
     update_info_cls = Version

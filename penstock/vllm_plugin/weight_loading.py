@@ -24,10 +24,10 @@ def load_weights(
     *,
     is_whole: bool = True,
 ) -> tuple[float, list[str]]:
-    """Load `tensors` and compare what the layers then hold with the `expected` fingerprints. Return how long the
-    layers stood still, and the tensors that were not found in vLLM's layers: only their arrival was verified.
-    Without `is_whole` (the model is one shard of several) that is all of them. Raise `FingerprintMismatch`
-    when a layer differs."""
+    """Load `tensors` and compare what the layers then hold with the `expected` fingerprints. Return the seconds
+    that loading took, and the tensors that were not found in vLLM's layers: only their arrival was verified.
+    Without `is_whole` (the model is one shard of several) that is all of them. Raise `FingerprintMismatch` when a
+    layer differs."""
     forget_packed_experts(model)
     started = time.perf_counter()
     verifier = LoadVerifier(model, {name: tuple(tensor.shape) for name, tensor in tensors.items()})

@@ -49,9 +49,8 @@ Loss = TypeVar("Loss", bound=PolicyLoss)
 def step_statistic(
     of_tokens: Callable[[LossTokens], "torch.Tensor"], of_step: Callable[..., float]
 ) -> Callable[[Loss], Loss]:
-    """Declare that a loss needs a number of the whole step. The trainer computes it before the first update,
-    with the weights at the start of the step, and puts it into `LossTokens.statistic`, the same on every
-    rank."""
+    """Declare that a loss needs a number of the whole step. The trainer computes it before the first update, with
+    the weights at the start of the step, and puts it into `LossTokens.statistic`, the same on every rank."""
 
     def add(loss: Loss) -> Loss:
         vars(loss)[_STATISTIC] = StepStatistic(of_tokens, of_step)

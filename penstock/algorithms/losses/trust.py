@@ -52,7 +52,7 @@ def outward_moments(tokens: LossTokens) -> "torch.Tensor":
 
 
 def second_moment_limit(moments: npt.NDArray[np.float32], *, budget: Positive = 0.04) -> float:
-    """Return M2PO's threshold for this step: the largest (log r)² that is not masked."""
+    """Return M2PO's threshold for this step: the largest (log r)² that is not masked, or −1 if all are."""
     if not moments.size:
         return float("inf")
     ascending = np.sort(moments)

@@ -1,5 +1,4 @@
-"""Defines REINFORCE with a bounded importance weight: every token keeps its gradient, and only its size is
-bounded.
+"""Defines REINFORCE with a bounded importance weight: every token keeps its gradient, and only its size is bounded.
 
 L = −sg(w) A log π, where sg stops the gradient; the losses differ only in the weight w.
 """

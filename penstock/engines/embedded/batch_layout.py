@@ -105,8 +105,8 @@ def lay_out(spans: list[Span], block_size: int, device: torch.device) -> Layout:
 
 
 def _group(spans: list[Span], block_size: int) -> list[list[int]]:
-    """Group spans into rectangles, by number: alike in their number of queries and, where padding would cost
-    something, in their number of keys."""
+    """Group the numbers of spans into rectangles of similar numbers of queries and keys. Spans of one query with
+    few keys in all are one rectangle."""
     if all(count == 1 for _, _, count in spans):
         longest = max(first for _, first, _ in spans)
         if longest * len(spans) <= SPLIT_ABOVE:

@@ -63,10 +63,10 @@ class BlockPool:
                 self._free.append(block)
 
     def register(self, block: int, weights: Weights, parent: int, run: bytes) -> int:
-        """Enter a full block under its parent node and the bytes of its token ids; returns its node.
+        """Enter a full block under its parent node and `run`, the bytes that identify its tokens; return its node.
 
-        Keys are compared in full, so equal hashes can't confuse two prefixes. When the same content is
-        already known, that entry stays and its node is returned.
+        Keys are compared in full, so equal hashes can't confuse two prefixes. When the same content is already
+        known, that entry stays and its node is returned.
         """
         trie = self._tries.setdefault(weights, {})
         known = trie.get((parent, run))

@@ -31,7 +31,7 @@ class DeviceMemory:
 
 
 def device_memory(device: torch.device) -> DeviceMemory | None:
-    """Read the memory of a GPU. Returns None on a CPU, whose memory is not shared out."""
+    """Read the memory of a GPU. Return None on a CPU, where a fixed number of bytes bounds the cache instead."""
     if device.type != "cuda":
         return None
     free, total = torch.cuda.mem_get_info(device)
@@ -79,7 +79,8 @@ def count_blocks(
     memory: DeviceMemory | None,
     adapters: int = 0,
 ) -> int:
-    """Count the blocks for as many full contexts as the batch has slots, or for as many as there is room for."""
+    """Return the number of blocks for `kv_tokens` if that is set, otherwise for a full batch of full contexts, as
+    far as there is room. Raise `UserError` if a GPU has hardly any memory left."""
     size = config.block_size
     if config.kv_tokens:
         return max(1, config.kv_tokens // size)

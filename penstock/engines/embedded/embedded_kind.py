@@ -34,7 +34,8 @@ def _can(section: "EngineConfig", lora: LoraConfig | None) -> tuple[str, ...]:
 
 
 def _for_adapter(settings: EmbeddedConfig, lora: LoraConfig, on_head: bool) -> Mapping[str, Any]:
-    """Keep room for the adapter, and merge what has no other way: DoRA, and the output embedding's."""
+    """Keep room for the adapter, and merge what can't be served otherwise: DoRA, and an adapter on the output
+    embedding."""
     merges = lora.dora or on_head
     if merges and settings.adapters == "unmerged":
         merged_for = "model.lora.dora=true" if lora.dora else "an adapter on the output embedding"

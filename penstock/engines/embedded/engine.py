@@ -171,10 +171,10 @@ class EmbeddedEngine:
     async def update(self, update: WeightUpdate, interrupt: Interrupt = "inflight") -> UpdateReceipt:
         """Take new weights: stage them while generating, then load them between two forward passes.
 
-        `interrupts.py` says what happens to sequences in flight. Nothing has changed when staging fails, or
-        when an adapter fails its verification. When loading full weights fails, live parameters may be half
-        old and half new: requests raise `EngineLost` until a later full update succeeds, and a pool sends
-        them to another engine or lets them wait.
+        `interrupts.py` says what happens to sequences in flight. Nothing has changed when staging fails, or when an
+        adapter fails its verification. When loading full weights fails, the weights may be half old and half new:
+        requests raise `EngineLost` until a later full update succeeds, and a pool sends them to another engine or
+        lets them wait.
         """
         return await self._updates.take(update, interrupt)
 
@@ -219,8 +219,8 @@ class EmbeddedEngine:
         await self._stands.wait()
 
     async def finish_running(self) -> None:
-        """Wait until everything that can be computed is computed, whether or not its chunks are read. Also
-        returns when the engine is frozen meanwhile or fails."""
+        """Wait until everything that can be computed is computed, whether or not its chunks are read. Return early
+        if the engine is frozen, fails or closes."""
         while self._scheduler.has_work and self.is_healthy and not self._is_frozen:
             self._stands.clear()
             self._wake.set()
@@ -275,8 +275,8 @@ class EmbeddedEngine:
             self._stands.set()  # wakes `freeze` and `finish_running`: nothing more will be computed
 
     async def _let_others_run(self, step_s: float) -> None:
-        """Yield to the event loop. A message takes several turns of the loop from its socket to the scheduler;
-        after a long step it gets them all at once, so that it is not one step late per turn."""
+        """Yield to the event loop, several times after a long step: a message needs as many turns of the loop to
+        get from its socket to the scheduler, and would be one step late for each."""
         for _ in range(LONG_STEP_TURNS if step_s > LONG_STEP_S else 1):
             await asyncio.sleep(0)
 

@@ -1,14 +1,14 @@
 """Decides what happens to sequences in flight when new weights arrive (`sync.interrupt`).
 
-                       answers in flight                            their keys and values
-    inflight           continue within what is queued               stay
-    inflight_recompute continue                                     are computed again
-    drain              end first; new requests wait meanwhile       there are none
-    abort_resume       leave the batch, continue from their prefix  stay, or are computed again
-    abort_retry        are thrown away and begin again              are computed again
+                       answers in flight                              their keys and values
+    inflight           continue; queued steps may use the new weights stay
+    inflight_recompute finish what is queued, then continue           are computed again
+    drain              end first; new requests wait meanwhile         there are none
+    abort_resume       finish what is queued, then continue           stay, or are computed again (`resume_kv`)
+    abort_retry        are thrown away and begin again                are computed again
 
-Under all of them a token's version is that of the weights whose forward pass it was drawn from. Under `drain`
-and `abort_retry` an answer has one version, and nothing that older weights computed is read again.
+Under all of them a token's version is that of the weights whose forward pass it was drawn from. Under `drain` and
+`abort_retry` an answer has one version, and nothing that older weights computed is read again.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ class Cost:
 
 
 class Interrupts:
-    """Prepares sequences for new weights in the way that each update asks for."""
+    """Prepares sequences for new weights, as each update's `interrupt` says."""
 
     def __init__(
         self, scheduler: Scheduler, stepper: Stepper, *, resume_kv: ResumeKv, wake: Callable[[], None]
@@ -51,7 +51,7 @@ class Interrupts:
 
     @contextmanager
     def holding(self, interrupt: Interrupt, policies: Collection[str]) -> Iterator["Drain"]:
-        """Hold back requests of these policies that have not begun while the block runs. Only `drain` does so."""
+        """For `drain`, hold back requests of these policies that have not begun while the block runs."""
         drain = Drain()
         if interrupt != "drain":
             drain.is_over.set()

@@ -1,9 +1,9 @@
 """Joins projections of the same input into one matmul: query, key and value, and the two of a gated MLP.
 
-Small matmuls leave most of a GPU idle, and each costs a launch. The weights of the projections become views
-of one matrix, under their own names: copying into a parameter, as weight sync does, writes into the joined
-matrix. The first projection of a family multiplies for all, and the others take their part of the result. No
-model is known by name: a family is joined where all its members are plain linear layers of one module.
+Small matmuls leave most of a GPU idle, and each costs a launch. The weights of the projections become views of one
+matrix, under their own names: copying into a parameter, as weight sync does, writes into the joined matrix. The
+first projection of a family multiplies for all, and the others take their part of the result. In any model, a
+family is joined where all its members are plain linear layers of one module.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -78,8 +78,8 @@ def join_projections(model: nn.Module) -> int:
 
 
 def _can_join(members: list[nn.Module | None]) -> bool:
-    """Return whether they are plain linear layers of one input width, all with a bias or none, and not joined
-    yet."""
+    """Return whether they are plain linear layers of one input width and dtype, all with a bias or none, and not
+    joined yet."""
     linear = [member for member in members if type(member) is nn.Linear]
     return (
         len(linear) == len(members)

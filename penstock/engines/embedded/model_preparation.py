@@ -66,7 +66,7 @@ def set_expert_matmuls(model: nn.Module, *, most_tokens: int) -> None:
 
 
 def _copied_bytes(model: nn.Module, most_tokens: int) -> int:
-    """Return the bytes of the largest expert matrix, once for each expert of each token."""
+    """Return how much `batched_mm` copies: the largest expert matrix, for each chosen expert of each token."""
     text: Any = model.config.get_text_config()  # type: ignore[operator, union-attr]
     experts = num_experts_of(text)
     matrices = (

@@ -197,7 +197,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def _probe(self, text_config: Any) -> dict[int, LayerShape]:
-        """Learn what each layer caches from one forward pass of one token: no model is known by name."""
+        """Learn from one forward pass of one token what each layer caches, whatever the model."""
         probe = ShapeProbe()
         attention.attach(self.model, probe)
         one = torch.zeros(1, 1, dtype=torch.long, device=self.device)

@@ -47,8 +47,8 @@ class Outbox:
         versions: list[int],
         masks: Packed | None = None,
     ) -> FinishReason | None:
-        """Add drawn tokens to a sequence, up to where it ends; returns why it ends, if it does. A logprob that
-        is not finite comes from logits that are not: the request ends there and fails."""
+        """Add drawn tokens to a sequence, up to where it ends; return why it ends, or None. A logprob that is not
+        finite comes from logits that are not: then no token is added, and the request fails."""
         count, reason = end_within(seq, tokens, self._tokenizer)
         if not isfinite(sum(logprobs[:count])):
             self._broken.add(seq.request.id)
@@ -92,7 +92,8 @@ class Outbox:
             stream.fail(error)
 
     def _record(self, seq: Sequence, reason: FinishReason | None) -> tuple[MaskRef | None, RoutingRef | None]:
-        """Store the recorded data of a sequence, at its end and wherever `record_every` asks for it."""
+        """Store masks and routes at the end of a sequence, and once `record_every` tokens have come since the last
+        time."""
         if reason is None and not 0 < seq.request.record_every <= seq.num_output - seq.num_recorded:
             return None, None
         mask, routing = self._store_mask(seq), self._store_routes(seq)
@@ -100,7 +101,7 @@ class Outbox:
         return mask, routing
 
     def _store_mask(self, seq: Sequence) -> MaskRef | None:
-        """Store masks in few blobs a request, most often one: most are small, and files are not free."""
+        """Store all masks that are not stored yet as one blob: most masks are small, and files are not free."""
         if not seq.request.record_sampling_mask:
             return None
         masks, seq.masks = seq.masks, []
@@ -172,7 +173,6 @@ class Stream:
 
 
 def _is_plain(chunk: Chunk) -> bool:
-    """Return whether the chunk has nothing but tokens."""
     return (chunk.finish_reason, chunk.sampling_mask, chunk.routing, chunk.restarts) == (
         None,
         None,
@@ -200,7 +200,7 @@ def finish_reason(seq: Sequence, tokenizer: Tokenizer | None) -> FinishReason | 
 def end_within(
     seq: Sequence, tokens: list[int], tokenizer: Tokenizer | None
 ) -> tuple[int, FinishReason | None]:
-    """Return how many of the tokens drawn after `seq` belong to it, and why it ends there, if it does."""
+    """Return how many of the tokens drawn after `seq` belong to it, and why it ends there, or None."""
     sampling = seq.request.sampling
     room = seq.limit - seq.num_tokens
     plain = not sampling.stop and sampling.min_tokens == 0

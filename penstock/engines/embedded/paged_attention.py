@@ -51,7 +51,7 @@ class ShapeProbe:
 
 
 class PagedAttention:
-    """Owns the cache of all layers, and attends over it. `begin` says what the next pass looks like."""
+    """Owns the cache of all layers, and attends over it. `begin` sets the layout of the next pass."""
 
     def __init__(
         self,

@@ -92,7 +92,7 @@ class PrefixCache:
             seq.num_indexed += 1
 
     def keep(self, seq: Sequence) -> None:
-        """Take over the blocks of a finished sequence."""
+        """Keep the blocks of a finished sequence for forks, in place of the oldest if `keep_finished` are kept."""
         if self._keep_finished == 0 or seq.num_computed == 0:
             self.release(seq)
             return
@@ -130,7 +130,7 @@ class PrefixCache:
         self._drop_kept(policy)
 
     def is_current(self, seq: Sequence) -> bool:
-        """Return whether all its keys and values come from the weights that are served."""
+        """Return whether all keys and values of the sequence come from the weights that are served."""
         return seq.kv_version == self.versions[seq.policy]
 
     def clear_kept(self) -> None:
@@ -189,8 +189,8 @@ class PrefixCache:
             self._share(seq, self._found(seq))
 
     def _found(self, seq: Sequence, *, live: bool = False) -> Iterator[tuple[int, int]]:
-        """Yield the blocks and nodes that follow its own, found by its tokens and the routes that it replays.
-        With `live` they are found by tokens alone, and their experts are the live routers' choice. At least
+        """Yield the blocks and nodes that continue the sequence's own, found by its tokens and the routes that it
+        replays. With `live` they are found by tokens alone, among blocks whose experts were not replayed. At least
         one token is left to compute."""
         number, node = seq.num_indexed, seq.node
         while (number + 1) * self.pool.block_size < seq.num_tokens:
@@ -201,7 +201,7 @@ class PrefixCache:
             number, node = number + 1, found[1]
 
     def _num_alike(self, seq: Sequence, blocks: Iterable[int], fresh: Container[int]) -> int:
-        """Count how many of the blocks after its own were computed with the routes that it replays. What the
+        """Count the leading blocks that were computed with the routes that the sequence replays. Blocks that the
         planned pass fills can't be compared yet."""
         assert self._routes is not None
         there = list(takewhile(lambda block: block not in fresh, blocks))
@@ -216,8 +216,7 @@ class PrefixCache:
             seq.num_computed += self.pool.block_size
 
     def _run(self, seq: Sequence, number: int, *, live: bool = False) -> bytes:
-        """Return the key that a block is found by: its tokens, and their experts if these are not the live
-        routers' choice."""
+        """Return the key by which a block is found: its tokens, and the experts replayed for them, if any."""
         size = self.pool.block_size
         part = slice(number * size, (number + 1) * size)
         run = np.asarray(seq.tokens[part], dtype=np.int32).tobytes()

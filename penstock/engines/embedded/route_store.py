@@ -1,8 +1,8 @@
 """Records which experts computed each token in the cache, block by block beside the keys and values.
 
-A block's routes are found wherever its keys are: after a prefix hit, in a fork, in a later turn. A sequence
-that loses its blocks keeps its routes by itself, and is computed again with them: the trainer has one set of
-experts for each token, so what was sampled before and what is sampled after must have seen the same.
+A block's routes are found wherever its keys are: after a prefix hit, in a fork, in a later turn. A sequence that
+loses its blocks saves its routes and is computed again with them. The trainer replays one set of experts for each
+token, so no token may be computed with different ones before and after.
 """
 
 from abc import ABC, abstractmethod
@@ -42,13 +42,14 @@ class BlockRoutes(ABC):
         write them."""
 
     def keep(self, seq: Sequence) -> None:
-        """Save the routes of a sequence whose blocks are about to be freed. What tokens were sampled with stays
-        fixed, in this turn and in those before it; where nothing was sampled yet, experts are chosen anew."""
+        """Save the routes of a sequence whose blocks are about to be freed: those of all tokens once one was
+        sampled, before that only those of earlier turns. Other tokens get new experts."""
         num_fixed = seq.num_tokens if seq.num_output else seq.request.routing_start
         seq.routes = self.of(seq)[:num_fixed] if num_fixed else None
 
     def recall(self, seq: Sequence) -> None:
-        """Fetch the routes of its first tokens, which another engine computed, or a turn whose cache is gone."""
+        """Fetch the stored routes of the sequence's first tokens, which another engine or an earlier turn computed.
+        A lost blob ends what is recalled."""
         num_known = min(seq.request.routing_start, seq.num_tokens - 1)
         if self.blobs is None or num_known <= (0 if seq.routes is None else len(seq.routes)):
             return
@@ -80,8 +81,7 @@ class BlockRoutes(ABC):
         self, spans: Many[tuple[Sequence, int, int]], owners: npt.NDArray[np.int64], device: torch.device
     ) -> Replay | None:
         """Return answers for the routers of a pass over these spans, so that tokens that are computed again keep
-        their experts; None if every token is computed for the first time. `owners` names the span of each
-        token of the pass."""
+        their experts; None if no token has saved ones. `owners` names the span of each token of the pass."""
         ids = known = None
         for number, (seq, start, count) in enumerate(spans):
             if seq.routes is None or start >= len(seq.routes):
@@ -99,8 +99,8 @@ class BlockRoutes(ABC):
         )
 
     def of(self, seq: Sequence, start: int = 0, stop: int | None = None) -> Routes:
-        """Return the routes of its computed tokens from `start` to `stop`, each as it was when it was computed
-        first."""
+        """Return the routes of the sequence's computed tokens from `start` to `stop`: those of the first
+        computation, if a token was computed again."""
         kept = no_routes(self.shape) if seq.routes is None else seq.routes
         end = seq.num_computed if stop is None else min(stop, seq.num_computed)
         places = np.arange(max(start, len(kept)), end)

@@ -65,8 +65,8 @@ def draw(logits: torch.Tensor, sequences: Rows[Sequence]) -> Drawn:
 
 
 def draws_on_device(seq: Sequence) -> bool:
-    """Return whether the GPU kernels can draw for it: they know temperature and truncation, but no penalty, bias
-    or early stop ban."""
+    """Return whether the GPU kernels can draw for a sequence: they know temperature and truncation, but no penalty,
+    no bias and no early stop ban."""
     sampling = seq.request.sampling
     return not (
         sampling.logit_bias
@@ -125,7 +125,8 @@ def _draw_truncated(probs: torch.Tensor, sequences: Rows[Sequence]) -> Drawn:
 
 
 def shape_logits(logits: torch.Tensor, sequences: Rows[Sequence]) -> torch.Tensor:
-    """Apply bias, penalties, and the ban on early stop tokens. Changes a copy, and only if some row asks for it."""
+    """Apply bias, penalties, and the ban on early stop tokens. Return a copy, or the logits themselves if no row
+    needs any."""
     params = [seq.request.sampling for seq in sequences]
     biased = [row for row, each in enumerate(params) if each.logit_bias]
     repeating = [row for row, each in enumerate(params) if each.repetition_penalty != 1.0]
@@ -218,11 +219,10 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 
 
 def streams(seeds: Words, places: Words) -> Words:
-    """Return one stream of random numbers per draw, from the request's seed and the position of the token to
-    draw.
+    """Return one stream of random numbers per draw, from the request's seed and the position of the token to draw.
 
-    Drawing by counter instead of from a running generator makes a token's draw the same whatever else is in
-    the batch, however often the sequence was preempted, and in any order of requests.
+    Drawing by counter instead of from a running generator makes a token's draw the same whatever else is in the
+    batch, however often the sequence was preempted, and in any order of requests.
     """
     return _scramble(_scramble(seeds) + (places + np.uint64(1)) * _GOLDEN)
 

@@ -95,8 +95,8 @@ class Scheduler:
             self._waiting.arrive(seq)
 
     def hold(self, policies: Collection[str], on_drained: Callable[[], None]) -> None:
-        """Hold back requests of these policies that have not begun, and call `on_drained` when the others have
-        ended."""
+        """Hold back requests of these policies that have not begun, and call `on_drained` once all that have begun
+        have ended."""
         assert self._drain is None, "updates are taken one after another"
         self._drain = policies, on_drained
         self._waiting.hold(policies)
@@ -137,10 +137,10 @@ class Scheduler:
         return num_tokens
 
     def new_version(self, policy: str, version: int, *, recompute_kv: bool) -> int:
-        """Serve a policy with new weights from the next pass on; returns how many tokens are computed again. Its
-        running sequences keep their cache, or with `recompute_kv` give it up and compute it again. Prompts
-        from which nothing was sampled are always computed again, at most once each, so that no update makes
-        them wait for ever. Other policies are not affected."""
+        """Serve a policy with new weights from the next pass on; return how many tokens are computed again. Its
+        running sequences keep their cache, or with `recompute_kv` give it up. Even without, prompts from which
+        nothing was sampled yet are computed again, unless they were preempted before or continue another request.
+        Other policies are not affected."""
         self._prefilling = {key: seq for key, seq in self._prefilling.items() if seq.policy != policy}
         self.cache.new_version(policy, version, forget_kept=recompute_kv)
         given_up = [
@@ -186,8 +186,7 @@ class Scheduler:
         self, sequences: list[Sequence], count: int, *, may_preempt: bool
     ) -> list[tuple[int, int]] | None:
         """Make room for `count` more tokens of each sequence, preempting the youngest if there is not enough.
-        Returns the block copies to make first, or None when a sequence would have to be preempted and may
-        not."""
+        Returns the block copies to make first, or None when a sequence would have to be preempted and may not."""
         batch = Batch()
         counts = [min(count, seq.limit - seq.num_computed) for seq in sequences]
         if not may_preempt:
@@ -390,11 +389,10 @@ class Scheduler:
 
 
 def _missing(seq: Sequence) -> int:
-    """Count the tokens whose keys and values are not computed."""
     return seq.num_tokens + seq.num_pending - seq.num_computed
 
 
 def _may_begin_again(seq: Sequence) -> bool:
-    """Return whether computing its prompt again would cost nothing but time: nothing is sampled yet, and it was
-    never preempted. A later turn keeps what its parent computed."""
+    """Return whether new weights may compute a sequence's prompt again: nothing is sampled yet, and it was never
+    preempted. A later turn keeps what its parent computed."""
     return not (seq.num_output or seq.num_pending or seq.num_preempted or seq.request.parent is not None)

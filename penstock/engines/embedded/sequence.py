@@ -87,8 +87,8 @@ class Sequence:
 
 
 def sequence_of(request: GenerateRequest, *, arrival: int, max_context: int, seed: int) -> Sequence:
-    """Turn a request into a sequence of which nothing is computed yet. Of output that it resumes after, only the
-    tokens are known here, and only they are needed."""
+    """Turn a request into a sequence of which nothing is computed yet. Of resumed output only the tokens are known,
+    and only they are needed."""
     num_resumed = request.num_resumed
     return Sequence(
         request=request,

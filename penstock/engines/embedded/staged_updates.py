@@ -24,14 +24,14 @@ class StagedUpdates:
         self._kept: Fetched | None = None
 
     async def keep(self, update: WeightUpdate) -> None:
-        """Fetch an update that will be asked for later. One that `sends` is fetched again even if it is kept:
-        its sender waits for every engine."""
+        """Fetch an update and keep it for `fetch`. A broadcast is received again even if it is kept, since its
+        sender waits for every engine."""
         if update.sends:
             self.close()
         self._kept = await self.fetch(update)
 
     async def fetch(self, update: WeightUpdate) -> Fetched:
-        """Return the kept update if it is this one; otherwise drop it and fetch this one."""
+        """Return the update: the kept one if it is the same, else fetched now, after dropping what was kept."""
         kept, self._kept = self._kept, None
         if kept is not None and _identity(kept.staged.update) == _identity(update):
             return kept

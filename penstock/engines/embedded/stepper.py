@@ -37,7 +37,7 @@ class Stepper(Protocol):
 
     @property
     def slots(self) -> RowSlots:
-        """Return the slot of each policy's adapter, and what computes with it."""
+        """Return the table that says with which adapter each policy is computed."""
 
     @property
     def runs_beside(self) -> bool:
@@ -86,7 +86,7 @@ class Stepper(Protocol):
 
 
 class HostStepper:
-    """Runs one forward pass a step, and draws a token for every sequence that the pass brought up to date."""
+    """Runs one forward pass a step, and draws a token for every sequence whose tokens are then all computed."""
 
     is_due = True
     runs_beside = False
@@ -171,8 +171,8 @@ def count(batch: Batch, counters: dict[str, float]) -> None:
 
 
 def logit_rows(spans: list[int]) -> list[int]:
-    """Return the logits row of each drawn token: spans that draw are numbered without gaps, and followers share
-    their leader's row."""
+    """Return the row of logits for each drawn token, from the number of its span: only spans that draw have a row,
+    and followers share their leader's."""
     rows: list[int] = []
     for at, span in enumerate(spans):
         rows.append(0 if at == 0 else rows[-1] + (span != spans[at - 1]))

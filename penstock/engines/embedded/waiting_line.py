@@ -1,7 +1,7 @@
 """Queues requests in the order in which they join the batch.
 
-A held request stands aside until new weights are loaded (`sync.interrupt: drain`), while those that have
-begun continue to their end.
+A held request waits apart until new weights are loaded (`sync.interrupt: drain`), while those that have begun
+continue to their end.
 """
 
 import heapq
@@ -50,7 +50,7 @@ class WaitingLine:
         self._held = [held for held in self._held if held is not seq]
 
     def hold(self, policies: Collection[str]) -> None:
-        """Set aside the requests of these policies that have no token yet, and those that arrive later."""
+        """Set aside the requests of these policies that have no output token yet, and those that arrive later."""
         self._held_policies = policies
         waiting = [seq for _, seq in self._heap]
         self._held = [seq for seq in waiting if seq.policy in policies and not seq.num_output]

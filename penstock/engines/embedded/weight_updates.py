@@ -115,7 +115,8 @@ class WeightUpdates:
             await self._staged.keep(update)
 
     def name_version(self, version: int) -> None:
-        """Declare the full weights, which stay as they are, to be of this version."""
+        """Declare the full weights, which stay as they are, to be of this version. Weights of no version keep none."""
+        self._health.check()
         policy = next(iter(self.versions))
         unchanged = WeightUpdate(
             policy=policy, version=version, transport="none", tensors=(), buckets=(), fingerprint={}
@@ -190,8 +191,8 @@ class WeightUpdates:
         return _receipt(update, swapped, cost, drain, stage_s=stage_s)
 
     async def _fill(self, staged: Staged, serving: AdapterServing) -> tuple[Place, float]:
-        """Load an adapter into tensors that no pass uses yet; returns these, and how long verification took. If
-        this fails, the engine keeps serving what it serves."""
+        """Load an adapter into tensors that no pass uses yet; return these, and how long verification took. If this
+        fails, the engine serves the same as before."""
         update = staged.update
         in_order = self._receiver.stages(update)  # what was staged on a GPU was queued with its passes
         try:
@@ -275,7 +276,7 @@ class WeightUpdates:
         *,
         is_prepared: bool,
     ) -> tuple[Swapped, Cost]:
-        """Load new weights now, between two forward passes. If that fails, live weights may be half old and half
+        """Load new weights now, between two forward passes. If that fails, the weights may be half old and half
         new."""
         if self._health.is_closed:
             raise PenstockError(f"{self._health.name} is closed")

@@ -36,7 +36,7 @@ class AdapterFiles:
         self._changed = asyncio.Event()
 
     def begin(self, request_id: str) -> str:
-        """Return the name of the adapter that this request runs with; "" before the first adapter was loaded."""
+        """Return the name of the adapter that this request runs with until `end`; "" if none was loaded yet."""
         self._users[request_id] = self._present
         return self._present
 

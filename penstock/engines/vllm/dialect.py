@@ -95,7 +95,7 @@ class Ask:
 
 
 def parse_event(line: bytes) -> Event | None:
-    """Parse a line of the stream; return None for empty lines and the end mark."""
+    """Parse a line of the stream; return None for empty lines and the end mark. Raise the error that ended it."""
     text = line.strip()
     if not text.startswith(b"data:"):
         return None
@@ -135,8 +135,8 @@ def _error_of(error: Any) -> PenstockError:
 
 
 def versions_of(spans: Sequence[Span], num_tokens: int, *, fallback: int) -> list[int]:
-    """Return the version of each token. Tokens without a known version get `fallback`, which applies to a server
-    that was never given one."""
+    """Return the version of each token. Tokens without a known version get `fallback`, as on a server that was
+    never given a version."""
     versions = [fallback] * num_tokens
     for span in spans:
         known = int(span.version) if span.version.lstrip("-").isdigit() else fallback

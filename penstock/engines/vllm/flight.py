@@ -1,8 +1,8 @@
-"""Tracks a running request: its tokens so far, and which of them can be passed on with a certain version.
+"""Tracks a running request: its tokens so far, and which of them can be passed on because their version is known.
 
-vLLM reports the versions of tokens when an answer has ended. Until new weights come there is only one
-version, so tokens are passed on as they arrive. Tokens that arrive after an update are kept until the end of
-the answer reports their versions.
+vLLM reports the versions of tokens when an answer has ended. Until new weights come there is only one version, so
+tokens are passed on as they arrive. Tokens that arrive after an update are kept until the end of the answer reports
+their versions.
 """
 
 from collections.abc import Iterator

@@ -39,7 +39,8 @@ class Server:
         return await self._process.died()
 
     async def restart(self, version: int) -> None:
-        """Start a new process for one that has ended. The version of its weights is given as `version`."""
+        """Start a new process for one that has ended, and label its weights with `version`. Raise `UserError` if no
+        restart is left."""
         assert self._process is not None
         if self._restarts == 0:
             raise UserError(f"{self.client.name}: its vLLM server has died too often (engine.vllm.restarts)")

@@ -120,11 +120,10 @@ ASK_S = 120.0
 
 
 async def too_old(command: str) -> str:
-    """Return the version of vLLM that `command` starts if it is too old. Otherwise, or if it is unknown, return
-    "".
+    """Return the version of vLLM that `command` starts if it is too old. Otherwise, or if it is unknown, return "".
 
-    This is called when a server has ended before it answered, because a server that is too old does not know
-    our flags.
+    This is called when a server has ended before it answered, because a server that is too old does not know our
+    flags.
     """
     process = await asyncio.create_subprocess_exec(
         command,

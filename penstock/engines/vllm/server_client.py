@@ -115,7 +115,6 @@ class ServerClient:
 
 
 def _message(text: str) -> str:
-    """Extract the error message from the body of an answer."""
     try:
         data = json.loads(text)
     except ValueError:

@@ -228,13 +228,12 @@ def _how(code: int) -> str:
 
 
 MARK = "PENSTOCK_SERVER"
-"""The environment variable that holds a server's mark. vLLM's engine and its workers are separate processes;
-when their server is killed, they continue and keep its memory. They inherit the mark, by which they are
-found."""
+"""The environment variable that holds a server's mark. vLLM's engine and its workers are separate processes; when
+their server is killed, they continue and keep its memory. They inherit the mark, by which they are found."""
 
 
 def marked(mark: str, processes: Path = Path("/proc")) -> list[int]:
-    """Return the processes with this mark, except this one. The list is empty where the system does not say."""
+    """Return the processes with this mark, except this one. Without `/proc` the list is empty."""
     wanted = f"{MARK}={mark}".encode()
     found = []
     for folder in processes.glob("[0-9]*"):

@@ -115,8 +115,8 @@ class VllmEngine:
             await self._stage(update)
 
     async def update(self, update: WeightUpdate, interrupt: Interrupt = "inflight") -> UpdateReceipt:
-        """Stage unless that is done, then pause, load and resume. A failure before the load changes nothing; a
-        failure during the load costs the server."""
+        """Stage unless that is done, then pause, load and resume. A load that fails halfway costs the server; after
+        any other failure it serves its previous weights."""
         async with self._updating:
             self._check_update(update, interrupt)
             started = time.perf_counter()
@@ -167,7 +167,7 @@ class VllmEngine:
             closing.cancel()
 
     async def close(self) -> None:
-        """End every request as cancelled, with the tokens that it has. Idempotent."""
+        """End every request as cancelled, with the tokens that it has, and end a server of our own. Idempotent."""
         if self._closed.is_set():
             return
         self._closed.set()
@@ -280,7 +280,7 @@ class VllmEngine:
         )
 
     async def _load(self, update: WeightUpdate) -> Loaded:
-        """Load while the server computes nothing."""
+        """Load while no progress is expected, because the server is paused."""
         self._is_paused = True
         try:
             return await self._server.weights.load(update)

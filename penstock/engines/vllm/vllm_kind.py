@@ -1,4 +1,4 @@
-"""Registers the vLLM engine as a kind. The controller imports this without vLLM."""
+"""Describes the vLLM engine as an engine kind. The controller imports this without vLLM."""
 
 from typing import TYPE_CHECKING, get_args
 

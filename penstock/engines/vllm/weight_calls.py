@@ -51,7 +51,7 @@ class WeightCalls:
         self._init = {"interface": interface, "token": token}
 
     async def open(self, version: int) -> None:
-        """Tell the server where the trainer is, and which version its present weights have."""
+        """Give the server what it needs to reach the trainer, and the version of its present weights."""
         await self._client.post("/init_weight_transfer_engine", {"init_info": self._init})
         await self.name_version(version)
 
@@ -141,7 +141,7 @@ _QUERIES: dict[Interrupt, str] = {
 
 
 class Stall:
-    """Records how long a server stood still."""
+    """Records how long a server was paused."""
 
     def __init__(self) -> None:
         self.paused_at = 0.0

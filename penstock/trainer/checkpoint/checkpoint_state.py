@@ -13,7 +13,7 @@ from penstock.trainer.checkpoint.state_files import flatten
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointState:
-    """Holds a trainer's state. Its tensors are copies in host memory, or the live ones if the host had no room
+    """Holds a trainer's state. Its tensors are copies in host memory, or the trainer's own if the host had no room
     for copies."""
 
     plain: Any
@@ -37,7 +37,7 @@ class CheckpointState:
 def take_state(
     copier: HostCopier, state: Mapping[str, Any], weights: Mapping[str, torch.Tensor]
 ) -> CheckpointState:
-    """Queue the copies of a state and of the weights."""
+    """Queue copies of a state and of the weights. If the host has no room for them, hold the tensors themselves."""
     plain, tensors = flatten(state)
     copies = copier.start([*tensors, *weights.values()])
     if copies is None:

@@ -77,8 +77,8 @@ class CheckpointWriter:
         self._has_said = False
 
     def begin(self, request: CheckpointRequest) -> None:
-        """Take the state as it is now and start to write it. If the host has no room for copies, wait until it
-        is written."""
+        """Wait for the previous checkpoint, then take the state as it is now and start to write it. If the host has
+        no room for copies, wait until it is written."""
         self.settle()
         if self._model_files is None:
             self._model_files = self._files_beside_weights()

@@ -3,8 +3,8 @@
     tensors ─► side stream (GPU), thread (CPU) ─► buffers ─► checkpoint files
                          └─ only the next optimizer update waits
 
-The buffers are allocated once and kept, because pinning gigabytes takes seconds. If the host has no room for
-them, the caller writes the live tensors instead.
+The buffers are allocated once and kept, because pinning gigabytes takes seconds. If the host has no room for them,
+the caller writes the tensors themselves.
 """
 
 import math
@@ -48,8 +48,8 @@ class Copies:
         self._copying = copying
 
     def wait_before_update(self) -> None:
-        """Make the work that this thread queues next, which may change the tensors, wait for the copies. On a
-        GPU only its stream waits."""
+        """Make what this thread does next, such as an update of the tensors, come after the copies. On a GPU only
+        its stream waits for them."""
         if self._queued is not None:
             torch.cuda.current_stream(self._queued.device).wait_event(self._queued.done)
         self._copying.result()
@@ -62,7 +62,7 @@ class Copies:
 
 
 class HostCopier:
-    """Copies tensors, one set at a time: the next set overwrites the last."""
+    """Copies tensors, one set at a time: each set overwrites the set before it."""
 
     def __init__(self) -> None:
         self._layout: list[tuple[torch.dtype, torch.Size]] = []

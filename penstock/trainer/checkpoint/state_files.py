@@ -46,7 +46,7 @@ def write_state(folder: Path, plain: Any, tensors: Sequence[torch.Tensor]) -> di
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """Stands where a tensor was."""
+    """Stands for a tensor by its number in the files."""
 
     number: str
 

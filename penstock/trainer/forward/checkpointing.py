@@ -1,9 +1,9 @@
 """Decides what a layer keeps for its backward pass, and whether its operations are fused.
 
-`full` keeps the input of each layer and runs the layer again in backward. `selective` keeps what is expensive
-to compute and small to hold: attention, and matmuls that do not widen their input. It also keeps every second
-of the wide matmuls (the two of a gated MLP are two thirds of all activations). Everything else is recomputed,
-including an adapter's matmuls, which are wide but cheap.
+`full` keeps the input of each layer and runs the layer again in backward. `selective` keeps what is expensive to
+compute and small to hold: attention, and matmuls whose output has half to all of their input's width. It also keeps
+every second of the wide matmuls (the two of a gated MLP are two thirds of all activations). Everything else is
+recomputed, including an adapter's matmuls, which are wide but cheap.
 """
 
 from collections.abc import Callable

@@ -18,7 +18,7 @@ FILLER_TOKENS = 16
 
 
 def filler(model: Any, device: str) -> PackedRow:
-    """Make the shortest possible row, for a rank that has fewer rows than others."""
+    """Make a short row, for a rank that has fewer rows than others."""
     vocabulary = model.get_input_embeddings().num_embeddings
     longest = max_positions(model.config)
     return dummy_batch(vocabulary, FILLER_TOKENS, device, longest=longest, shared_prompts=False)

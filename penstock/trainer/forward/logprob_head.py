@@ -1,13 +1,12 @@
-"""Computes logprobs and entropy of given tokens from hidden states, in chunks, so that the full logits never
-exist.
+"""Computes logprobs and entropy of given tokens from hidden states, in chunks, so that the full logits never exist.
 
-Only rows that predict a token of the loss are projected. Forward keeps nothing of vocabulary size, except the
-last chunk when it is the only one. Backward projects again, chunk by chunk, and adds up the gradient of the
-output embedding in place. On a GPU the logits of a chunk come from a half-precision matmul with float32
-output, and Triton kernels read them once in each direction.
+Only rows that predict a token of the loss are projected. Forward keeps nothing of vocabulary size, except the last
+chunk when it is the only one. Backward projects again, chunk by chunk, and adds up the gradient of the output
+embedding in place. On a GPU the logits of a chunk come from a half-precision matmul with float32 output, and Triton
+kernels read them once in each direction.
 
-An adapter on the output embedding widens the operands of that matmul. So nothing is rounded that the layer
-itself would not round:
+An adapter on the output embedding widens the operands of that matmul. So nothing is rounded that the layer itself
+would not round:
 
     states · Wᵀ + scale · (states · Aᵀ) · Bᵀ  =  [states, scale · states · Aᵀ] · [W, B]ᵀ
 """
@@ -106,9 +105,8 @@ class TokenHead:
         temperature: torch.Tensor,
         kept: KeptIds | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the logprob of each target and the entropy of its distribution, both (rows,) and
-        differentiable. The distribution is the one that was sampled from: at its temperature, over the kept
-        ids alone."""
+        """Return the logprob of each target and the entropy of its distribution, both (rows,) and differentiable.
+        The distribution is the one that was sampled from: at its temperature, over the kept ids alone."""
         part: VocabularyPart | None = None
         if self._full_logits:
             weight, bias, shape = None, None, LogitShape()
@@ -156,7 +154,7 @@ def states_dtype(model: nn.Module) -> torch.dtype:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Projection:
-    """Holds what the projection of all chunks shares and what needs no gradient."""
+    """Holds what is the same for all chunks of a projection, and needs no gradient."""
 
     kept: KeptIds | None
     shape: LogitShape

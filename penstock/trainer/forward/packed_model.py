@@ -128,12 +128,13 @@ class PackedModel:
 
     @property
     def shares_prefixes(self) -> bool:
-        """Return whether a row may hold a prefix once for several sequences."""
+        """Return whether a row may hold a prefix only once for several sequences."""
         return self._shares
 
     @property
     def routers(self) -> Routers | None:
-        """Return the routers of a mixture-of-experts model whose choices can be replayed."""
+        """Return the routers of a mixture-of-experts model; None if there are none, or their choices can't be
+        replayed."""
         return self._routers
 
     def __call__(self, row: PackedRow, *, replays_routing: bool = True) -> TokenOutputs:
@@ -163,7 +164,7 @@ class PackedModel:
 
     @torch.no_grad()
     def chosen(self, row: PackedRow) -> torch.Tensor:
-        """Return (layers, tokens, k): the experts that the live routers choose for a row."""
+        """Return (layers, tokens, k): the experts that the routers choose for a row now."""
         routers = self.require_routers()
         routers.watch()
         recording = Recording(routers.shape.num_layers)
@@ -172,7 +173,8 @@ class PackedModel:
         return torch.stack([ids for ids in recording.ids if ids is not None])
 
     def expect_routes(self) -> None:
-        """Prepare for rows with recorded routes: layers compiled for them also serve rows without."""
+        """Intercept the routers from now on, so that layers compiled for rows with recorded routes also serve rows
+        without."""
         if self._routers is not None:
             self._routers.watch()
 
@@ -181,8 +183,8 @@ class PackedModel:
         return TokenOutputs(logprobs=logprobs, entropy=entropy, values=values)
 
     def _compute(self, row: PackedRow) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """Run one row. A tuple of tensors is the only form in which a split model's hooks find outputs that need
-        a gradient."""
+        """Run one row. The result is a plain tuple of tensors: in no other form do a split model's hooks find
+        outputs that need a gradient."""
         own = row if self._context is None else self._context.own(row)
         with compiler_settings() if self._compiled else nullcontext():
             states = self._states(own.input_ids, own.position_ids, own.lengths, own.members)
@@ -270,8 +272,8 @@ class PackedModel:
 
 
 def within(model: nn.Module) -> Callable[..., Any]:
-    """Return a function that calls another one with all weights present that a split model gathers for its
-    forward pass."""
+    """Return `call`, or for a split model a method that does the same while the weights outside its layers are
+    gathered."""
     found: Callable[..., Any] = getattr(model, WITHIN, call)
     return found
 

@@ -19,9 +19,8 @@ from penstock.trainer.step.sharing import RowLayout, loss_positions
 class PackedRow:
     """Holds sequences side by side in a (1, tokens) row, and the loss tokens that it predicts.
 
-    A sequence is cut after the last position that predicts a loss token, since what follows can't matter. A
-    prefix that sequences of a group share may be in the row once; its last token then predicts the first one
-    of each.
+    A sequence is cut after the last position that predicts a loss token, since what follows can't matter. A prefix
+    that sequences of a group share may be in the row once; its last token then predicts the first one of each.
     """
 
     sequences: tuple[TrainSequence, ...]

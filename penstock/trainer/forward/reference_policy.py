@@ -8,7 +8,7 @@ from penstock.trainer.forward.packed_row import PackedRow
 
 
 class Reference(Protocol):
-    """Runs a row without gradient."""
+    """Computes what a KL penalty compares with. The caller turns gradients off."""
 
     @property
     def shares_prefixes(self) -> bool: ...
@@ -18,7 +18,7 @@ class Reference(Protocol):
 
 class Removable(Protocol):
     def off(self) -> AbstractContextManager[None]:
-        """Make the model the one that training began with, in this block."""
+        """Take the adapter off the model in this block."""
 
 
 class AdapterOff:

@@ -69,7 +69,7 @@ class RowRouting:
         return int(self.ids.shape[0]) * self.num_known
 
     def replay(self) -> Replay:
-        """Replay the recorded experts in one forward pass and its backward."""
+        """Return an observer that replays the recorded experts in one forward pass and its backward."""
         return Replay(self.ids, self.known, all_known=self.num_known == len(self.known))
 
     @classmethod

@@ -5,7 +5,7 @@ from torch import nn
 
 
 class ValueHead(nn.Module):
-    """Predicts one value per token. It starts at zero, so the first advantages are plain returns."""
+    """Predicts one value per token. It starts at zero, so the first advantages depend on rewards alone."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

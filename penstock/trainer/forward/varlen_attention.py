@@ -70,8 +70,8 @@ def find_varlen(device: torch.device | str) -> VarlenFunction | None:
 
 
 def fits(query: torch.Tensor, value: torch.Tensor, options: AttentionOptions) -> bool:
-    """Return whether the kernel supports this attention: half precision, equal head sizes, no soft-cap and no
-    sinks."""
+    """Return whether the kernel supports this attention: half precision, equal head sizes (multiples of 8, at most
+    256), no soft-cap and no sinks."""
     width = query.shape[-1]
     return (
         query.dtype in HALF_TYPES

@@ -2,7 +2,7 @@
 
     device gradients ─► staging ─► AdamW on the CPU ─► staging ─► device weights
 
-It works bucket by bucket: while the CPU updates one, the next one's gradients and the last one's weights
+It works bucket by bucket: while the CPU updates one, the gradients of the next and the weights of the one before
 travel.
 """
 

@@ -22,8 +22,8 @@ DTYPES = tuple(NAMES)
 def gather_model(
     own: Mapping[str, LocalShard], names: Sequence[str], ranks: GroupRanks
 ) -> dict[str, torch.Tensor]:
-    """Gather every named tensor on rank 0; other ranks return nothing. `own` holds what this rank contributes,
-    on the host."""
+    """Gather every named tensor on rank 0; other ranks return an empty dict. `own` holds what this rank
+    contributes, on the host."""
     whole = {name: _gather(own.get(name), ranks) for name in names}
     return {name: tensor for name, tensor in whole.items() if tensor is not None}
 

@@ -13,8 +13,8 @@ from penstock.safe_files import whole_folder
 
 @contextmanager
 def joint_folder(folder: Path, ranks: Ranks) -> Iterator[Path]:
-    """Share the first rank's `whole_folder` with every rank. The others leave the block before the folder gets
-    its name."""
+    """Share the first rank's `whole_folder` with every rank. The folder gets its name when the first rank leaves
+    the block: by then the others must have written."""
     if ranks.rank > 0:
         path = bytes(ranks.gather(np.zeros(0, dtype=np.uint8))[0]).decode()
         if not path:

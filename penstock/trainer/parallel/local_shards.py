@@ -12,7 +12,7 @@ from penstock.trainer.parallel.rank_layout import RankLayout
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalShard:
-    """Holds the part of a tensor of `shape` that begins at `start`. `values` are the live ones."""
+    """Holds the part of a tensor of `shape` that begins at `start`. `values` shares the tensor's memory."""
 
     values: torch.Tensor
     shape: tuple[int, ...]
@@ -23,8 +23,8 @@ class LocalShard:
     """This rank's index among them."""
 
     def own_rows(self) -> "LocalShard | None":
-        """Return the rows that this rank publishes or saves of a part that several ranks have. Over these ranks
-        each value is given once; None if the others give all of it."""
+        """Return this rank's rows of a part that several ranks have, so that together they give each value once.
+        None if no row is left for it."""
         if self.num_copies == 1:
             return self if self.values.numel() else None
         if self.values.dim() == 0:
@@ -44,7 +44,7 @@ def local_values(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def is_split(tensor: torch.Tensor) -> bool:
-    """Return whether the tensor is a DTensor. torch's own test would import modules for a second."""
+    """Return whether the tensor is a DTensor. torch's own test imports modules, which takes a second."""
     return hasattr(tensor, "device_mesh")
 
 

@@ -48,7 +48,7 @@ class GroupRanks:
         ]
 
     def sum_tensors(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Sum in place, a bucket at a time."""
+        """Sum the tensors over all ranks in place, a bucket at a time."""
         if self.size == 1:
             return
         for bucket in _buckets(tensors):

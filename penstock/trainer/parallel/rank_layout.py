@@ -72,7 +72,7 @@ def num_plans(parallel: ParallelConfig) -> int:
 
 
 def groups_of(parallel: ParallelConfig, *fixed: str) -> list[list[int]]:
-    """Return all ranks, in groups that agree in the dimensions named."""
+    """Group all ranks by their coordinates in the `fixed` dimensions."""
     groups: dict[tuple[int, ...], list[int]] = {}
     for rank in range(parallel.num_ranks):
         at = RankLayout(parallel=parallel, rank=rank)

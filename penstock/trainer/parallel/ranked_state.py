@@ -1,12 +1,10 @@
-"""Writes a trainer's state from several ranks as files, and reads it again with any number of ranks in any
-layout.
+"""Writes a trainer's state from several ranks as files, and reads it again with any number of ranks in any layout.
 
     trainer/index.json              how the ranks that wrote it were laid out
             rank-0/, rank-1/, …     each rank's own state (`checkpoint/state_files.py`), safetensors and JSON
                    shards.json      which part of each weight the rank had, in the order of its masters
 
-A folder that one process wrote is a state of whole weights. Of the ranks that have the same parts, one
-writes.
+A folder that one process wrote is a state of whole weights. Of the ranks that have the same parts, one writes.
 """
 
 import json
@@ -67,7 +65,7 @@ def load_ranked(
     folder: Path, layout: RankLayout | None, shards: Sequence[LocalShard], order: Sequence[int]
 ) -> dict[str, Any]:
     """Load the state for the masters whose parts are `shards`. `order[i]` is the master that AdamW's state i
-    belongs to."""
+    belongs to. Raise `UserError` for 8-bit states of another layout."""
     wrote = _layout_of(folder)
     wanted = ParallelConfig() if layout is None else layout.parallel
     if _of_a_copy(wrote) == _of_a_copy(wanted):
@@ -119,8 +117,8 @@ class Source:
     def read(
         self, part: Reference | torch.Tensor, master: int, shard: LocalShard, into: torch.Tensor
     ) -> None:
-        """Copy the overlap of this source's part of a tensor with this rank's part. The tensor is laid out like
-        its master."""
+        """Copy into `into`, this rank's part of a tensor, what this source has of that part. The tensor is laid out
+        like its master."""
         start, sizes = self._place(master, shard)
         cuts = [
             (max(theirs, ours), min(theirs + size, ours + extent))
@@ -250,7 +248,6 @@ def _slices(shapes: Sequence[Sequence[int]], order: Sequence[int]) -> list[tuple
 
 
 def _numbers(shapes: Sequence[Sequence[int]], order: Sequence[int]) -> list[list[int]]:
-    """Return the numbers of each master's slices."""
     numbers: list[list[int]] = [[] for _ in shapes]
     for number, (master, _, _) in enumerate(_slices(shapes, order)):
         numbers[master].append(number)

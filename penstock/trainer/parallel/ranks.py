@@ -96,7 +96,7 @@ class RankRoles:
 
     @property
     def checkpoints(self) -> "GroupRanks | None":
-        """Return the ranks that write checkpoints with this one."""
+        """Return the ranks that write checkpoints with this one; None without other processes."""
         return None if self.processes is None else self.processes.checkpoints
 
     @property

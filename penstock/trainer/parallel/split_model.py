@@ -97,7 +97,6 @@ def split_matrices(model: Any, mesh: DeviceMesh) -> None:
 
 
 def _owners(model: nn.Module) -> Mapping[int, list[Owner]]:
-    """Return which modules have each weight."""
     owners: dict[int, list[Owner]] = {}
     for module in model.modules():
         for name, parameter in module._parameters.items():

@@ -3,9 +3,8 @@ some of the heads instead.
 
     tokens of this rank, all heads ─ all-to-all ─► all tokens, heads of this rank ─ attention ─ all-to-all ─► back
 
-The outputs of all ranks for their own loss tokens are then joined, so that every rank computes the loss of
-whole sequences. Each rank's gradient flows back through its own tokens alone; the sum over ranks is the
-gradient.
+The outputs of all ranks for their own loss tokens are then joined, so that every rank computes the loss of whole
+sequences. Each rank's gradient flows back through its own tokens alone; the sum over ranks is the gradient.
 """
 
 import math
@@ -86,7 +85,7 @@ class SplitSequences:
 
 
 class SplitAttention:
-    """Runs an attention backend on all tokens of some heads."""
+    """Exchanges tokens for heads around an attention backend, which then sees all tokens of some heads."""
 
     def __init__(self, inner: AttentionBackend, context: SplitSequences) -> None:
         self._inner, self._context = inner, context
@@ -130,7 +129,8 @@ class _Exchange(torch.autograd.Function):
 
 
 def _exchange(values: torch.Tensor, group: Any, to_heads: bool) -> torch.Tensor:
-    """Run the all-to-all on contiguous tensors: with strided ones it gives wrong values, and no error."""
+    """Exchange tokens for heads between ranks, or back. The all-to-all needs contiguous tensors: with strided
+    ones it returns wrong values without an error."""
     size = dist.get_world_size(group)
     tokens, heads, width = values.shape
     if to_heads:

@@ -9,7 +9,7 @@ import torch
 
 
 class StepClock:
-    """Adds up seconds by the name of a part."""
+    """Adds up the seconds that each part of a step takes, by the part's name."""
 
     def __init__(self, device: str) -> None:
         self._device = torch.device(device)

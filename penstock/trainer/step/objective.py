@@ -107,9 +107,9 @@ class Objective:
 
 
 def idle_corrections(algorithm: AlgorithmConfig) -> list[str]:
-    """Return advice about each correction whose weight is always 1, because the loss covers the gap already.
-    Each is tried on synthetic tokens: it is idle if all their weights are 1 here, but would not be with
-    `proximal: start`."""
+    """Return advice about each correction whose weight is always 1, because the loss covers the gap already. Each
+    is tried on synthetic tokens: it is idle if it gives all of them weight 1 here, but not with `proximal:
+    start`."""
     covers = algorithm.loss in COVERS_BEHAVIOUR
     proximal = "behaviour" if covers else algorithm.effective_proximal
     said = []
@@ -134,8 +134,7 @@ def idle_corrections(algorithm: AlgorithmConfig) -> list[str]:
 
 
 def _synthetic_tokens(proximal: str) -> LossTokens:
-    """Make eight synthetic sequences that the policy has moved away from or towards, near and far, as a first
-    pass sees them."""
+    """Make eight synthetic sequences whose logprobs rose or fell after they were sampled, by little or much."""
     segments = torch.arange(8).repeat_interleave(8)
     gaps = torch.linspace(-4.0, 4.0, 8)[segments] + torch.linspace(-1.0, 1.0, 8).repeat(8)
     logprobs = torch.full((64,), -6.0)

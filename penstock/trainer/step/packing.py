@@ -39,9 +39,9 @@ def plan_step(
 ) -> tuple[StepPlan, ...]:
     """Make one plan per rank. `samples` replace those of the groups' episodes, for instance to mask late tokens.
     Sequences without a loss token, or sampled by another policy, are not planned. `age_of` gives the age of a
-    version in each group, and `fresh` the versions of the weights that are trained; without them a version is
-    its step. `traced` are the answers whose single tokens are reported. With shared prompts a group stays
-    together if possible, and its prompt counts once in every micro-batch that it is in."""
+    version in each group, and `fresh` the versions of the weights that are trained; without them, version v is that
+    of the weights after step v. `traced` are the answers whose single tokens are reported. With shared prompts a
+    group stays together if possible, and its prompt counts once in every micro-batch that it is in."""
     if samples is None:
         samples = [[group.samples(index) for index in range(len(group.scores))] for group in groups]
     sequences = _sequences(samples, policy)
@@ -83,8 +83,8 @@ def plan_step(
 
 
 def pack(costs: Sequence[int], budget: int, *, multiple_of: int = 1) -> list[list[int]]:
-    """Pack indices into as few bins of at most `budget` as best-fit finds, levelled afterwards, their number
-    rounded up to a multiple. A cost above the budget gets a bin of its own."""
+    """Pack indices into level bins of at most `budget`: as many bins as best-fit needs, rounded up to a multiple,
+    or more where they can't be levelled. A cost above the budget gets a bin of its own."""
     if budget < 1 or multiple_of < 1:
         raise ValueError(f"budget and multiple_of must be >= 1, got {budget} and {multiple_of}")
     if not costs:

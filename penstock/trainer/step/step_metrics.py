@@ -1,9 +1,8 @@
 """Computes a step's report from the columns of all of its loss tokens: metrics, traces of a few answers, and a
 warning if engine and trainer differ too much.
 
-How far the policy is from the one that sampled (ratios, `kl`, `ess`, the engine's gap), ages and advantages
-are those of the first pass, before any update. Loss, clipping, entropy and corrections are those of all
-passes.
+How far the policy is from the one that sampled (ratios, `kl`, `ess`, the engine's gap), ages and advantages are
+those of the first pass, before any update. Loss, clipping, entropy and corrections are those of all passes.
 """
 
 import logging
@@ -147,8 +146,8 @@ def of_last_pass(record: StepRecord) -> dict[str, Metric]:
 
 
 def routing_facts(counts: list[torch.Tensor]) -> dict[str, Metric]:
-    """Return shares of (layer, token) choices of experts, if routes were recorded: replayed ones, those left to
-    the live router for lack of a record, and replayed ones that the live router would have made otherwise."""
+    """Return shares of (layer, token) choices of experts, if routes were recorded: replayed ones, those left to the
+    router for lack of a record, and replayed ones that the router would have made otherwise."""
     if not counts:
         return {}
     flipped, num_choices, num_replayed = (float(each) for each in torch.stack(counts).sum(dim=0))
@@ -196,8 +195,8 @@ def advantage_facts(advantage: torch.Tensor, age: torch.Tensor) -> dict[str, Met
 
 
 def engine_gap(gap: torch.Tensor, fresh: torch.Tensor) -> dict[str, Metric]:
-    """Return |Δ logprob| between engine and trainer, on tokens whose whole answer up to them is of the current
-    version. Only there is the gap due to nothing else."""
+    """Return |Δ logprob| between engine and trainer on fresh tokens (`fresh_of`): only there is the gap due to
+    nothing else."""
     alone = gap[fresh != 0].abs()
     if not alone.numel():
         return {}
@@ -255,8 +254,8 @@ MAX_TOKENS = 65_536
 
 
 def trace_tokens(record: StepRecord, rows: Sequence[PreparedRow], plan: StepPlan) -> tuple[TracedTokens, ...]:
-    """Return single tokens of a pass over these rows: those of the answers that the plan asks for, and of the
-    one on which engine and trainer differ most."""
+    """Return single tokens of a pass over these rows: those of the answers that the plan names, and of the one on
+    which engine and trainer differ most."""
     if not plan.traced:
         return ()
     columns = {name: record.column(name).numpy() for name in ("gap", "advantage", "weight", "clip_fraction")}

@@ -1,7 +1,7 @@
 """Prepares what a step needs before its first update: packed rows, advantages, shares, reference logprobs.
 
-Some algorithms need facts of the whole step under the weights at its start (values for GAE, M2PO's threshold,
-the proximal policy of several passes). Only these need a forward pass without gradient first.
+Some algorithms need facts of the whole step under the weights at its start (values for GAE, M2PO's threshold, the
+proximal policy of several passes). Only these need a forward pass of the policy without gradient first.
 """
 
 from collections.abc import Sequence
@@ -189,7 +189,7 @@ class Preparation:
         return [part for members in bins for part in self._pack(members, plan, routing)]
 
     def row_of(self, sequences: Sequence[TrainSequence]) -> PackedRow | None:
-        """Pack a row by itself, whose experts the live routers choose."""
+        """Pack these sequences into a row, without their recorded experts."""
         return PackedRow.of(sequences, self._device, blobs=self._blobs)
 
     def _routing_shape(self, plan: StepPlan) -> RoutingShape | None:
@@ -285,10 +285,9 @@ def ages_of(row: PackedRow, plan: StepPlan) -> torch.Tensor:
 
 
 def fresh_of(row: PackedRow, plan: StepPlan) -> torch.Tensor:
-    """Return the tokens on which engine and trainer should agree. An answer in flight may keep keys and values
-    of older weights: a token of the current version that has read these was drawn in a context that the
-    trainer does not compute. If the engine does not report these tokens, every token behind an older one is
-    taken for one."""
+    """Return the tokens on which engine and trainer should agree. An answer in flight may keep keys and values of
+    older weights: a token of the current version that has read these was drawn in a context that the trainer does
+    not compute. If the engine does not report such tokens, all that follow an older one count as such."""
     parts = []
     for sequence, positions in zip(row.sequences, row.positions, strict=True):
         versions = sequence.sample.versions

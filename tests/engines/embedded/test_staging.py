@@ -247,6 +247,10 @@ def test_an_engine_with_half_an_update_serves_nothing_until_it_gets_a_full_one()
             await world.engine.update(update)
         with pytest.raises(EngineLost, match="engine0 has failed: version 1: 1 of"):
             await anext(world.engine.generate(ask("b")))
+        with pytest.raises(EngineLost, match="engine0 has failed"):
+            world.engine.name_version(7)
+        with pytest.raises(EngineLost, match="engine0 has failed"):
+            await anext(world.engine.generate(ask("b2")))
         world.publisher.release(1)
         with pytest.raises(BaseMissing, match="has weights of no version, got an update to 2"):
             await world.engine.update(world.publish(2))

@@ -1,6 +1,7 @@
 """Adds adapters to a model's linear layers; the rest of the model's own code runs unchanged.
 
-No model is known by name. A layer is found by the name that an adapter has for it, and keeps its parameters.
+Nothing here depends on the model's family. A layer is found by the name that an adapter has for it, and keeps its
+parameters.
 """
 
 from collections.abc import Iterable
@@ -22,7 +23,7 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 class AdaptedLinear(nn.Linear):
-    """Computes a linear layer with its adapters, where it is no member of a family."""
+    """Computes a linear layer with its adapters. Layers whose matmul is joined with others are `JoinedLinear`."""
 
     stack: Any
 
@@ -32,8 +33,8 @@ class AdaptedLinear(nn.Linear):
 
 
 def find_layer(model: nn.Module, name: str, *, merged: bool = False) -> nn.Linear:
-    """Return the layer that an adapter names, if an adapter can be served there. A merged adapter can also be on
-    the output embedding, unless that is the input embedding too."""
+    """Return the layer of this name, or raise if no adapter can be served there. Only a merged adapter may be on
+    the output embedding, and only where that is not the input embedding too."""
     try:
         layer = model.get_submodule(name)
     except AttributeError:
@@ -86,7 +87,8 @@ def _list(shapes: Shapes) -> str:
 
 
 def find_sites(model: nn.Module, names: Iterable[str]) -> list[Site]:
-    """Return the matmuls of these layers. A projection that is joined with others brings them along."""
+    """Return the matmuls that compute these layers. A joined matmul lists all of its projections, also those that
+    were not named."""
     name_of = {id(module): name for name, module in model.named_modules()}
     sites: dict[int, Site] = {}
     for name in names:

@@ -1,9 +1,8 @@
-"""Defines the interface of both ways to serve an adapter: beside the weights (`unmerged`), or `merged` into
-them.
+"""Defines the interface of both ways to serve an adapter: beside the weights (`unmerged`), or `merged` into them.
 
-Both take an update in the same steps. `check` refuses what can't be served. `make_room` changes the model,
-and `settle` changes what is served: both run between two passes. In between, the tensors of `open` are filled
-and verified while the engine generates.
+Both take an update in the same steps. `check` refuses what can't be served. `make_room` changes the model, and
+`settle` changes what is served: both run between two passes. In between, the tensors of `open` are filled and
+verified while the engine generates.
 """
 
 from collections.abc import Mapping
@@ -24,8 +23,8 @@ class Place:
 
 
 class AdapterServing(Protocol):
-    """Serves adapters by the steps above. The same tensors get the same `Place` again, so that receivers can
-    prepare."""
+    """Serves adapters by the steps above. A slot gives updates of the same tensors the same `Place`, for which
+    receivers have prepared their copies."""
 
     @property
     def is_quick(self) -> bool:
@@ -51,4 +50,4 @@ class AdapterServing(Protocol):
         """Discard what was loaded into `place`, unless it is served already."""
 
     def take_off(self, policy: str) -> None:
-        """Remove a policy's adapter: it is served with the weights below it again."""
+        """Remove a policy's adapter, so that the policy is served with the weights alone."""

@@ -2,8 +2,8 @@
 
     y = W x + scale · B (A x)        A: (slots, parts · rank, in)    B: (slots, out, rank)
 
-A matmul that serves several projections (`joined_projections.py`) has a part for each: their A lie below each
-other, so that one matmul shrinks for all, and each takes its own columns of the result.
+A matmul that serves several projections (`joined_projections.py`) has a part for each. The rows of all parts' A are
+stacked, so that one matmul computes A x for all of them.
 """
 
 from collections.abc import Sequence
@@ -50,7 +50,7 @@ class AdapterStack:
         return stack
 
     def matrices(self, slot: int, part: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return A and B of one adapter for one part, as they were sent. They share the memory of the stack."""
+        """Return A and B of one adapter for one part, without padding. They share the memory of the stack."""
         start, stop = self.starts[part : part + 2]
         first = part * self.rank
         return self.a[slot - 1, first : first + rank], self.b[slot - 1, start:stop, :rank]

@@ -39,7 +39,7 @@ def targets_of(update: WeightUpdate) -> dict[str, Target]:
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """Return the layer of a tensor, and which of the adapter's tensors it is there."""
+    """Return the layer that a tensor acts on, and its part: `A`, `B` or `magnitude`."""
     for suffix, part in SUFFIXES.items():
         if name.endswith(suffix):
             return name.removesuffix(suffix), part

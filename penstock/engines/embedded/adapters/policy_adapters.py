@@ -30,7 +30,7 @@ class PolicyAdapters:
         return self._unmerged.policies + self._merged.policies
 
     def expect(self, layers: Iterable[str], rank: int) -> None:
-        """Make room beside these layers for adapters of this rank, unless adapters are merged."""
+        """Make room beside these layers for adapters of this rank, except with `adapters: merged`."""
         if self._how != "merged":
             self._unmerged.expect(layers, rank)
 

@@ -2,9 +2,8 @@
 
     open ─► an idle slot is filled and verified, while the engine generates ─► settle: the policy moves to that slot
 
-Every policy has a slot that it is served from, and there is one more. So an update is never written over what
-is served: it is complete and verified before a token is computed with it, and if it is not, nothing has
-changed.
+Every policy is served from a slot of its own, and there is one more. So an update is never written over what is
+served: it is complete and verified before a token is computed with it. If it fails, nothing has changed.
 """
 
 from collections.abc import Iterable, Mapping

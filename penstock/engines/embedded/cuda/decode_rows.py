@@ -57,7 +57,7 @@ class Rows:
 
     @property
     def used(self) -> int:
-        """Return the number of rows up to the last that is taken."""
+        """Return how many rows there are up to the last one in use."""
         return max(self.of.values(), default=-1) + 1
 
     def take(self, seq: Sequence, token: int) -> int:
@@ -84,7 +84,8 @@ class Rows:
             self.give_back(seq)
 
     def place(self, sequences: list[Sequence]) -> None:
-        """Prepare exactly these sequences to decode next: give them rows, and write their positions and blocks."""
+        """Prepare exactly these sequences to decode next: others lose their rows, and these get rows, positions and
+        blocks."""
         wanted = set(sequences)
         for seq in [seq for seq in self.of if seq not in wanted]:
             self.give_back(seq)

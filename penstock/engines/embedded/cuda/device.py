@@ -214,7 +214,8 @@ class Device:
         return self._read(launch)
 
     def reset(self) -> None:
-        """Start every sequence again from what the host knows of it. Nothing may be in flight."""
+        """Take all rows back, so that every sequence starts again from what the host knows of it. Nothing may be in
+        flight."""
         assert not self._in_flight
         self._rows.clear()
 
@@ -229,7 +230,7 @@ class Device:
 
     @torch.inference_mode()
     def warm_up(self) -> None:
-        """Capture the graphs of a full batch, for contexts of every length."""
+        """Capture the graphs of a full batch without truncation, for contexts of every length."""
         assert not self._in_flight
         self._attach()
         rows = len(self._buffers.tokens)
@@ -241,7 +242,7 @@ class Device:
     def _sample(
         self, logits: torch.Tensor, sequences: list[Sequence], sources: Many[int]
     ) -> tuple[Sampled, Launch]:
-        """Draw a token of each sequence; returns the result, and a launch that brings it to the host."""
+        """Draw a token of each sequence; return the result, and a launch from which the host reads it."""
         columns = [settings_of(seq, self._vocab, self.gate.numbers) for seq in sequences]
         ints = upload(np.array([ints for ints, _ in columns], dtype=np.int64).T, self._device)
         floats = upload(np.array([floats for _, floats in columns], dtype=np.float32).T, self._device)

@@ -1,10 +1,9 @@
 """Puts one attention operator in front of the GPU kernels, whatever kind of pass is run.
 
-Code that `torch.compile` made must serve prompts and decoding, batches of every size and layers of every
-number. So the operator's arguments are what the layer itself knows. Where the tokens of the pass lie is
-looked up when it runs: each attention module has its layer's pool as an attribute, and each pool has the
-engine's `CurrentPass`. Compiled code passes a pool on unchanged, so engines that share that code still find
-their own pass.
+Code that `torch.compile` made must serve prompts and decoding, batches of every size, and every layer. So the
+operator's arguments are what the layer itself knows. Where the tokens of the pass lie is looked up when it runs:
+each attention module has its layer's pool as an attribute, and each pool has the engine's `CurrentPass`. Compiled
+code passes a pool on unchanged, so engines that share that code still find their own pass.
 """
 
 from dataclasses import dataclass
@@ -35,7 +34,7 @@ class Plan(Protocol):
     ) -> torch.Tensor: ...
 
     def record(self, ids: torch.Tensor, record: torch.Tensor, block_size: int) -> torch.Tensor:
-        """Write ids (tokens, k) into the rows of `record` that are the tokens' slots; returns a copy of them."""
+        """Write ids (tokens, k) into the rows of `record` that are the tokens' slots; return a copy of the ids."""
 
 
 @dataclass(slots=True)

@@ -1,10 +1,8 @@
-"""Records which experts computed each token in a GPU's cache; the passes write it themselves, also in CUDA
-graphs.
+"""Records which experts computed each token in a GPU's cache; the passes write it themselves, also in CUDA graphs.
 
-The record has a row for every slot of the cache. It is copied and reassigned with the blocks, in the order of
-the passes. The host reads the rows of a sequence once, when it ends or loses its blocks. No step waits for
-that: what is read was computed by launches that the host has already taken, so it is copied beside those in
-the queue.
+The record has a row for every slot of the cache. It is copied and reassigned with the blocks, in the order of the
+passes. The host reads the rows of a sequence once, when it ends or loses its blocks. These rows were mostly written
+by launches that the host has already read: then a stream of its own copies them, and no step waits.
 """
 
 from collections.abc import Iterator
@@ -54,8 +52,8 @@ class DeviceRoutes(BlockRoutes):
 
     @contextmanager
     def replaying(self, spans: Many[Span], owners: Slots) -> Iterator[None]:
-        """Let a pass over these spans compute tokens again with their earlier experts, inside this block. Decode
-        steps never do: the newest token of a sequence has no record."""
+        """Within this block, tokens of these spans that were computed before keep their recorded experts. Decode
+        steps need no replay: the newest token of a sequence has no record."""
         self._replay = self.replay(spans, owners, self._device)
         try:
             yield
@@ -79,6 +77,6 @@ class DeviceRoutes(BlockRoutes):
         return rows
 
     def _gather(self, slots: Slots) -> Routes:
-        """Return (tokens, layers, k), valid once the stream has come this far."""
+        """Return (tokens, layers, k), valid once the present stream has done the copy."""
         rows = self._record.index_select(1, upload(slots, self._device)).transpose(0, 1).contiguous()
         return download(rows).numpy().view(id_dtype(self.shape))

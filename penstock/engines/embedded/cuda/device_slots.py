@@ -1,12 +1,11 @@
 """Selects the adapter of each row on a GPU; the device looks it up itself at the beginning of a pass.
 
-The host launches ahead, and an update takes effect between two steps that are already queued
-(`weight_swap.py`). So rows carry the number of their policy, and a small table says which slot that policy is
-served from. Moving a policy to another slot means writing one number of the table.
+The host launches ahead, and an update takes effect between two steps that are already queued (`weight_swap.py`). So
+rows carry the number of their policy, and a small table says which slot that policy is served from. Moving a policy
+to another slot means writing one number of the table.
 
-As for attention, compiled code must serve all layers and all engines, so the operator's arguments are what a
-layer knows. The rows of the pass are an attribute of the matrices `a`, and the tiles of the outputs one of
-`b`.
+As for attention, compiled code must serve all layers and all engines, so the operator's arguments are what a layer
+knows. The matrices `a` carry the rows of the pass as an attribute, `b` the tiles of the outputs.
 """
 
 from contextlib import AbstractContextManager
@@ -62,8 +61,7 @@ class DeviceSlots:
             self._moved.record(torch.cuda.current_stream(self._device))
 
     def beside(self, *, in_order: bool) -> AbstractContextManager[None]:
-        """Queue work beside the passes: a slot that a policy has left may be written once the passes that used
-        it are done."""
+        """Queue this block's work beside the passes, after those that may still use a slot given up by a policy."""
         return self._gate.beside(self._moved, in_order=in_order)
 
     def begin_decode(self, policies: torch.Tensor) -> None:
@@ -90,8 +88,8 @@ class DeviceSlots:
 def adapted_linear(
     input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, a: torch.Tensor, b: torch.Tensor
 ) -> torch.Tensor:
-    """Compute a linear layer and add the adapters of the rows. It is one operator, since they are added in
-    place."""
+    """Compute a linear layer and add the adapters of the rows. Both are one operator, because the adapters are
+    added in place."""
     output = functional.linear(input, weight, bias)
     slots: DeviceSlots = a._penstock_slots  # type: ignore[attr-defined]
     states = input.flatten(0, -2)

@@ -1,7 +1,7 @@
 """Steps an engine on a GPU: takes what was launched two steps ago, and launches what comes next.
 
-A request that only the host can draw for (penalties, logit bias) makes every pass wait for the host while it
-is there. All others are drawn by the device even then, so that a seed gives the same tokens in any batch.
+While a request is there that only the host can draw for (penalties, logit bias), every pass waits for the host. All
+other requests are drawn by the device even then, so that a seed gives the same tokens in any batch.
 """
 
 from collections.abc import Callable, Mapping

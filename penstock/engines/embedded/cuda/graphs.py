@@ -39,7 +39,7 @@ def batch_sizes(max_batch: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """Names what a graph was captured for."""
+    """Identifies a graph: its batch size, the splits of each sequence, and whether rows are truncated."""
 
     rows: int
     splits: int
@@ -96,7 +96,8 @@ class StepGraphs:
         return next(size for size in self.buckets if size >= rows)
 
     def get(self, kind: Kind) -> Replayable:
-        """Return the graph of this kind. Capturing one writes into the buffers: call it before they are filled."""
+        """Return the graph of this kind, or a call of the step itself where there are no graphs. A capture writes
+        into the buffers, so call this before they are filled."""
         if kind not in self._known:
             if kind.truncates:
                 self.mask_room()
@@ -117,8 +118,7 @@ class StepGraphs:
 
     def _capture(self, kind: Kind) -> torch.cuda.CUDAGraph | None:
         """Record one step; returns None if the model does something that a graph can't hold, as some mixtures of
-        experts do. Warm-up steps write into the scratch block, and the newest tokens are restored after them.
-        """
+        experts do. Warm-up steps write into the scratch block, and the newest tokens are restored after them."""
         began = time.perf_counter()
         buffers = self.buffers
         kept = buffers.tokens.clone(), buffers.ended.clone()

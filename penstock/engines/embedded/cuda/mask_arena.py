@@ -62,7 +62,7 @@ class MaskRoom:
         return Recorded(download(sizes), download(places), download(arena.cursor), segment)
 
     def read(self, recorded: Recorded) -> "MaskTable":
-        """Return what a launch has written, copied beside the work that is queued behind it."""
+        """Return the masks that a launch has written. A stream of its own copies them, beside later launches."""
         sizes, places = recorded.sizes.numpy(), recorded.places.numpy()
         words = self._copy(self._words[recorded.start : int(recorded.end)])
         return MaskTable(sizes, places - recorded.start, words, self._vocab)

@@ -63,7 +63,7 @@ class Gate:
         if self._stops:
             self._side: Any = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
             self._try()
-        # One by one, as updates do: a number's address decides which kernel writes it, and this loads it.
+        # One by one, as updates do: which kernel writes a number depends on its address, and this loads them all.
         for number, version in enumerate([*versions.values(), *[NOTHING_DRAWN] * spare]):
             self.versions[number].fill_(version)
             self.device_report[NEWEST + number] = version
@@ -87,8 +87,8 @@ class Gate:
         return int(self._answers[NEWEST + self.numbers[policy]])
 
     def beside(self, after: Any = None, *, in_order: bool) -> AbstractContextManager[Any]:
-        """Queue the work of this block beside the steps, but not before the event `after`. It follows the steps
-        where it must be `in_order`, or where streams do not run side by side."""
+        """Run this block's work on a stream of its own, after the event `after`, or with `in_order` after all
+        queued steps. Where streams do not run side by side, the steps' own stream runs it."""
         if not self._stops:
             return nullcontext()
         if in_order:
@@ -98,7 +98,7 @@ class Gate:
         return torch.cuda.stream(self._side)
 
     def drew(self) -> None:
-        """Queue a report that tokens were drawn with the live weights."""
+        """Queue a report that tokens were drawn with the present versions."""
         self.device_report[NEWEST:].copy_(self.versions, non_blocking=True)
 
     def check(self, patience_ns: int = PATIENCE_NS) -> None:
@@ -159,8 +159,8 @@ class Gate:
         self.raise_if_given_up()
 
     def _try(self) -> None:
-        """Test whether one stream can be opened from another while much is queued. It can't where launches
-        block, or where all streams share one queue. This also loads the kernels, which may need an idle
+        """Test whether a gate in one stream can be opened from another while much is queued. It can't where
+        launches block, or where all streams share one queue. This also loads the kernels, which may need an idle
         device."""
         for _ in range(2):  # the first round does not stop
             self._asked.fill_(self._number)

@@ -48,7 +48,7 @@ def _absorb(
     q, k, v, counted, top, total, mixed, scaling, softcap,
     ALL: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Add some lines to a softmax and the values it has mixed: `ALL` of them, or those that are `counted`.
+    """Add some lines to the running softmax and its mix of values: `ALL` of them, or those that are `counted`.
     `total` is summed over lines only at the end."""
     scores = _scaled(tl.dot(k, q, input_precision=PRECISION), scaling, softcap, SOFTCAP)
     if not ALL:

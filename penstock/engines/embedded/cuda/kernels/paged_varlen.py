@@ -1,10 +1,10 @@
 """Computes attention of prompts by torch's own variable-length kernels, where those can read a paged cache.
 
-`torch.nn.attention.varlen` supports block tables in newer versions of torch, and only with a flash attention
-that can page (FA3, FA4). That is installed beside torch and switched on with `activate_flash_attention_impl`;
-the one that comes with torch can't page. Where all of this is available it replaces `prefill_attention`,
-whose kernels serve all other cases. Before its first use, its result for a few random sequences is compared
-with ours: on an error or a difference ours stays.
+`torch.nn.attention.varlen` supports block tables in newer versions of torch, and only with a flash attention that
+can page (FA3, FA4). That is installed beside torch and switched on with `activate_flash_attention_impl`; the one
+that comes with torch can't page. Where all of this is available it replaces `prefill_attention`, whose kernels
+serve all other cases. Before its first use, its result for a few random sequences is compared with that of our
+kernel, which is used instead after an error or a difference.
 """
 
 import functools

@@ -1,9 +1,8 @@
 """Computes attention of prompts over a paged cache: any number of queries a sequence, in one packed batch.
 
-The cache of a layer is (blocks, block_size, kv_heads, dim), with any strides: keys and values may be two
-views of one pool. `table[row]` lists the blocks of a sequence. `lengths[row]` counts its keys, including
-those of the pass, which are written before. The query heads of one key head are rows of one tile, so no key
-is read twice.
+The cache of a layer is (blocks, block_size, kv_heads, dim), with any strides: keys and values may be two views of
+one pool. `table[row]` lists the blocks of a sequence. `lengths[row]` counts its keys, including those of the pass,
+which are written before. The query heads of one key head are rows of one tile, so no key is read twice.
 """
 
 from collections.abc import Sequence

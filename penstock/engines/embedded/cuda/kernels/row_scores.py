@@ -1,4 +1,4 @@
-"""Reads the scores of one row, its logits over the temperature, and adds them up lane by lane."""
+"""Reads the scores (logits over the temperature) of one row, and sums their weights for each lane of a program."""
 
 import triton
 import triton.language as tl
@@ -36,9 +36,8 @@ def scores_at(logits, places, width, inverse, threshold, TRUNCATES: tl.constexpr
 def sum_by_lane(
     logits, width, inverse, threshold, TRUNCATES: tl.constexpr, SIZE: tl.constexpr, TURNS: tl.constexpr
 ):  # fmt: skip
-    """Return, over the tokens that each lane reads, the highest score, the weight relative to it, and how many
-    are not cut. With `TURNS` also return the highest score that all lanes see in each turn of `AT_ONCE`
-    tokens."""
+    """Return, over the tokens that each lane reads, the highest score, the weight relative to it, and how many are
+    not cut. With `TURNS` also return the highest score that all lanes see in each turn of `AT_ONCE` tokens."""
     lane = tl.arange(0, SIZE)
     tops = tl.full([SIZE], NONE, tl.float32)
     sums = tl.zeros([SIZE], tl.float32)

@@ -1,12 +1,11 @@
-"""Draws one token from each row of logits and gives its logprob, without a sort and without storing
-probabilities.
+"""Draws one token from each row of logits and gives its logprob, without a sort and without storing probabilities.
 
-This is the Gumbel-max trick in two stages: it first draws a group of tokens by the group's total weight, then
-a token within that group. The result has the distribution of the row, and random numbers are needed only for
-the groups and for the tokens of one group. Lane i of the `LANES` lanes of a program reads tokens i, i +
-LANES, and so on; these are its group. So lanes exchange nothing until the row has been read. The random
-numbers depend on the seed and the position of the row alone. A truncated row is mostly drawn from the few
-candidates that `truncated_sampling.py` finds.
+This is the Gumbel-max trick in two stages: it first draws a group of tokens by the group's total weight, then a
+token within that group. The result has the distribution of the row, and random numbers are needed only for the
+groups and for the tokens of one group. Lane i of the `LANES` lanes of a program reads tokens i, i + LANES, and so
+on; these are its group. So lanes exchange nothing until the row has been read. The random numbers depend on the
+seed and the position of the row alone. A truncated row is mostly drawn from the few candidates that
+`truncated_sampling.py` finds.
 """
 
 from dataclasses import dataclass
@@ -47,7 +46,6 @@ def _gumbel(seed, cell):
 
 @triton.jit
 def _first_of(logits, width, inverse, top, SIZE: tl.constexpr):
-    """Return the first token with this score."""
     first = tl.zeros([SIZE], tl.int32) + width
     for base in range(0, width, SIZE):
         place = base + tl.arange(0, SIZE)

@@ -64,10 +64,9 @@ def advance(
     buffers: "DecodeBuffers",
     first_stop: int,
 ) -> None:
-    """Write `drawn` into the next column of the outputs and make it the next input. The version of the live
-    weights is written with it: `versions` has that of each policy, and `policies` the policy of each row. A
-    row that draws one of its stop tokens ends: `lengths` counts what was drawn up to then, and its position
-    stays from then on."""
+    """Write `drawn` into the next column of the outputs and make it the next input. The version of the weights is
+    written with it: `versions` has that of each policy, and `policies` the policy of each row. A row that draws one
+    of its stop tokens ends: `lengths` counts what was drawn up to then, and its position stays from then on."""
     rows = len(drawn)
     stops = buffers.ints[first_stop:]
     _advance_kernel[(1,)](
