@@ -73,7 +73,9 @@ async def roll(
     failures: list[BaseException | None] = [None] * len(members)
     if update.sends or len(members) > 1:
         staging = [at for at, member in enumerate(members) if member.stages(update)]
-        for at, failure in zip(staging, await stage_all([members[at] for at in staging], update), strict=True):
+        for at, failure in zip(
+            staging, await stage_all([members[at] for at in staging], update), strict=True
+        ):
             failures[at] = failure
     if update.sends and any(failures):
         return [failure or asyncio.CancelledError() for failure in failures]

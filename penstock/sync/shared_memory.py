@@ -6,9 +6,10 @@ A bucket is a file that both sides map, in a folder that lives in memory where t
     in place  map ─────────────────────────── pause: copy, hash ─► generates
     staged    map, copy beside generation ─── pause: copy on the GPU, hash ─► generates
 
-An engine that has a GPU to itself, with room to spare, stages a copy there. All others read in place. On a CPU a
-copy out of private memory takes as long as one out of shared memory, and most of the pause is the hash of the
-live weights (`docs/sync.md` has figures). Adapters are never staged: they are loaded beside generation anyway.
+An engine that has a GPU to itself, with room to spare, stages a copy there, and its pause gets about fifty times
+shorter. All others read in place. On a CPU a copy out of private memory takes as long as one out of shared memory,
+and most of the pause is the hash of the live weights; `docs/sync.md` has the figures. A GPU's other processes may
+need its memory at any moment. Adapters are never staged: they are loaded beside generation anyway.
 """
 
 import errno
@@ -26,7 +27,7 @@ from penstock.errors import DamagedBucket, PenstockError, UpdateAbandoned, UserE
 from penstock.models.transfer import side_stream
 from penstock.records import Payload, WeightUpdate
 from penstock.records.interfaces import Staged
-from penstock.sync.bucket_receiver import BucketReceiver
+from penstock.sync.bucket_receiver import BucketReceiver, return_memory
 from penstock.sync.slot_publisher import HostPublisher, Publishing
 from penstock.sync.staged_bucket import Values
 
@@ -130,20 +131,16 @@ class SharedMemoryReceiver(BucketReceiver):
             self.drop(copies)
             self._say_once("the GPU's memory was taken meanwhile")
             return staged
-        except BaseException:
-            self.drop(copies)
-            raise
         return copies
 
     def cancel(self) -> None:
         self._cancelled.set()
 
     def drop(self, staged: Staged) -> None:
-        """Free what was staged, and return a copy's memory to the GPU, for other processes too."""
-        is_copy = any(isinstance(each, Values) and each.bucket.is_cuda for each in staged.held)
+        is_on_gpu = any(not isinstance(each, Values) or each.bucket.is_cuda for each in staged.held)
         staged.held.clear()
-        if is_copy:
-            torch.cuda.empty_cache()
+        if is_on_gpu:
+            return_memory(staged.update, self._device)
 
     def _copies(self, update: WeightUpdate) -> bool:
         """Return whether to stage a copy of an update that could be read in place."""
@@ -153,7 +150,7 @@ class SharedMemoryReceiver(BucketReceiver):
         others = total - free - torch.cuda.memory_reserved(self._device) - OVERHEAD_BYTES
         needed = 2 * update.num_bytes + SPARE_BYTES
         if others > 0:
-            self._say_once(f"another process has {others / 1e9:.1f} GB of the GPU")
+            self._say_once(f"others have {others / 1e9:.1f} GB of the GPU")
         elif free < needed:
             self._say_once(f"a copy needs {needed / 1e9:.1f} GB free on the GPU, and {free / 1e9:.1f} GB are")
         return others <= 0 and free >= needed

@@ -126,7 +126,7 @@ GB = 10**9
     [
         (8, 71, ""),  # 1 GB is CUDA's own
         (7, 72, "a copy needs 8.0 GB free on the GPU, and 7.0 GB are"),
-        (20, 50, "another process has 8.5 GB of the GPU"),
+        (20, 50, "others have 8.5 GB of the GPU"),
     ],
 )
 def test_a_copy_needs_a_gpu_alone_and_twice_its_size_to_spare(
