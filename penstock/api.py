@@ -16,7 +16,6 @@ from penstock.observe.events import RunEvent
 from penstock.observe.readers import ShownRun, show
 from penstock.observe.views import View, make_view
 from penstock.placement.gpus import find_gpus
-from penstock.records.interfaces import Scorer
 from penstock.rollout.workflow import Workflow, as_workflow
 from penstock.run.arguments import DEMO, NAMED, Config, Rewards, Tasks, read_arguments
 from penstock.run.interruption import Stoppable, asking, asking_from_a_thread
@@ -93,7 +92,7 @@ class RunRequest:
     view: View
     tasks: Iterable[Row] | None = None
     heldout: Iterable[Row] | None = None
-    scorer: Scorer | None = None
+    scorer: ThreadScorer | None = None
     workflow: Workflow | None = None
     saved: SavedRun | None = None
     notes: tuple[str, ...] = ()
@@ -113,7 +112,7 @@ class RunRequest:
         arguments = read_arguments(config, sections=sections, **named)
         root = arguments.config
         notes: list[str] = []
-        scorer: Scorer | None = None
+        scorer: ThreadScorer | None = None
         if arguments.local_rewards:
             device = root.reward.device
             scorer = ThreadScorer.of(

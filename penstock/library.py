@@ -30,6 +30,7 @@ from penstock.engines.embedded.opening import without_auto
 from penstock.engines.kinds import EngineParts, ServedEngine
 from penstock.engines.kinds import open_engine as open_kind
 from penstock.errors import UserError
+from penstock.http_server.hub_access import check_hub
 from penstock.loop.history import VersionHistory
 from penstock.models.adapter_check import CheckedAdapter, check_adapter
 from penstock.models.compilation import is_worth_compiling
@@ -80,6 +81,7 @@ async def open_engine(
     config = EngineConfig.model_validate(engine)
     device = resolve_device(config.device)
     folder = await asyncio.to_thread(open_builtin, model, cache_folder(), log=print)
+    await asyncio.to_thread(check_hub, folder, print)
     if config.threads:
         torch.set_num_threads(config.threads)
     config = config.model_copy(update={"device": device, "dtype": resolve_dtype(config.dtype, device)})
@@ -187,6 +189,7 @@ async def open_trainer(
     section = SyncConfig.model_validate(dict(sync or {}))
     device = resolve_device(device)
     folder = await asyncio.to_thread(open_builtin, model, cache_folder(), log=print)
+    await asyncio.to_thread(check_hub, folder, print)
     resolved = settings.model_copy(
         update={
             "dtype": resolve_dtype(settings.dtype, device),

@@ -2,15 +2,20 @@
 
 import asyncio
 import json
+import shlex
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import matplotlib
+import matplotlib.pyplot as plt
 import pytest
 from transformers import Qwen2Config
 
 from penstock.bench.shapes import SHAPES
+from penstock.cli.main import main
 from penstock.config.loader import load_config
 from penstock.config.root import PenstockConfig
 from penstock.demo.model import ToolRecipe
@@ -62,6 +67,35 @@ def test_jsonl(monkeypatch: pytest.MonkeyPatch) -> None:
     train = {task.prompt for task in load_tasks(config.tasks)}
     assert (len(train), len(heldout_prompts(config))) == (120, 24)
     assert train.isdisjoint(heldout_prompts(config))
+
+
+@pytest.mark.processes
+@pytest.mark.full
+def test_notebook(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its cells run from the first to the last, with a tiny model and few steps; commands run in this process."""
+    matplotlib.use("Agg")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("penstock.run.preflight.open_builtin", lambda name, cache, log: str(tiny_model))
+    names: dict[str, Any] = {"__name__": "notebook"}
+    for cell in json.loads((EXAMPLES / "notebook.ipynb").read_text())["cells"]:
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "code" and source.startswith("!penstock "):
+            with pytest.raises(SystemExit) as ended:
+                main(shlex.split(source.format(**names))[1:])
+            assert ended.value.code == 0
+        elif cell["cell_type"] == "code":
+            exec(source.replace("steps=40", "steps=3"), names)
+    summary = names["summary"]
+    assert (summary.steps, summary.folder) == (3, "runs/notebook")
+    assert [row["step"] for row in names["steps"]] == [1, 2, 3]
+    assert [len(axes.lines[0].get_xdata()) for axes in names["figure"].axes] == [3, 3]
+    plt.close(names["figure"])
+    shown = capsys.readouterr().out
+    assert "held-out reward: 0." in shown
+    assert "worst" in shown and "digits 0" in shown
+    assert shown.splitlines()[-1].startswith("390+239= → ")
 
 
 def test_reasoning_gym(monkeypatch: pytest.MonkeyPatch) -> None:

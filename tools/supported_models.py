@@ -19,8 +19,8 @@ from transformers.utils import logging as transformers_logging
 from penstock.engines.embedded.paged_attention_check import check_paged_attention
 from penstock.errors import UserError
 from penstock.models import attention_probe
-from penstock.models.load import refusal
 from penstock.models.small_twin import limits_of
+from penstock.models.support import refusal
 from penstock.trainer.forward.packed_model import check_packed_attention
 
 FAR = 1 << 30
@@ -29,8 +29,15 @@ AS_PUBLISHED: dict[str, dict[str, Any]] = {
     "lfm2": {"layer_types": ["conv", "conv", "full_attention", "conv"], "num_hidden_layers": 4},
 }
 """Where the default config is of no published model: what theirs have."""
-VARIANTS: dict[str, dict[str, Any]] = {
-    "phi3": {
+VARIANTS: dict[tuple[str, str], dict[str, Any]] = {
+    ("granitemoehybrid", "dense"): {
+        "layer_types": ["full_attention"] * 4,
+        "num_hidden_layers": 4,
+        "num_local_experts": 0,
+        "position_embedding_type": "rope",
+    },
+    ("gemma4_text", "shared keys"): {"num_hidden_layers": 35, "num_kv_shared_layers": 20},
+    ("phi3", "longrope"): {
         "rope_parameters": {
             "rope_type": "longrope",
             "rope_theta": 10000.0,
@@ -42,14 +49,18 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "original_max_position_embeddings": 4096,
     },
 }
-"""Published models of a family that are computed in another way than the rest: a row of their own."""
+"""Published models of a family that are computed in another way than the rest, each with a row of its own."""
 PAGE = Path(__file__).parent.parent / "docs" / "models.md"
 HEAD = """# Supported models
 
-Your run decides: before it starts, engine and trainer compare Penstock's attention with the model's own, on a
-small random model made from your model's config, past every sliding window and switch of the rotary embedding that
-your contexts can reach. The table is a guide, made by `python tools/supported_models.py` from the default
-config (or a published one) of every family in transformers {version}.
+Your run decides: before it starts, engine and trainer compare Penstock's attention with the model's own (the
+trainer its gradients too), on a small random model made from your model's config, past every sliding window and
+switch of the rotary embedding that your contexts can reach. The table is a guide, made by
+`python tools/supported_models.py` from the default config (or a published one) of every family in transformers
+{version}.
+
+Vision models are refused before anything starts. Those whose image class is in the table (`gemma3`, `gemma4`) are
+served and trained on text alone.
 
 - **exact**: trained and served as the model's own code computes it.
 - **exact up to N tokens**: set `engine.max_context` to at most N.
@@ -63,7 +74,7 @@ IN_SHORT = {
     r".*not all of its layers are plain attention \((.*?)\).*": r"refused: layers (\1)",
     r".*does not use the attention interface.*": "refused: interface",
     r".*every layer has attention; \w+ has (\d+) layers and (\d+) .*": r"refused: attentions (\2 in \1 layers)",
-    r".*attention differs from the model's own \((off by [\d.]+ nats).*": r"refused: differs (\1)",
+    r".*attention differs from the model's own \((off by [\d.]+ nats|the gradient).*": r"refused: differs (\1)",
     r"not checked: .*": "not checked",
 }
 """A run's sentences, and what the table says instead; the page's head explains it."""
@@ -88,7 +99,7 @@ def _try(config: Any, context: int) -> str | None:
     notes = Notes()
     attention_probe.log.addHandler(notes)
     try:
-        check_packed_attention(config, context)
+        check_packed_attention(config, context, say=attention_probe.log.warning)
         check_paged_attention(config, context)
     except UserError as error:
         return f"refused: {error}"
@@ -117,10 +128,11 @@ def table(names: list[str]) -> str:
     lines = ["| family | model | result |", "|---|---|---|"]
     for name in names:
         lines.append(row(name, f"`{name}`", AS_PUBLISHED.get(name, {})))
-        if name in VARIANTS:
-            lines.append(
-                row(name, f"`{name}`, {VARIANTS[name]['rope_parameters']['rope_type']}", VARIANTS[name])
-            )
+        lines += [
+            row(name, f"`{name}`, {variant}", settings)
+            for (family, variant), settings in VARIANTS.items()
+            if family == name
+        ]
     return "\n".join(lines) + "\n"
 
 

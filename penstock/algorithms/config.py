@@ -92,6 +92,9 @@ class AlgorithmConfig(Section):
 
     @model_validator(mode="after")
     def _names_exist(self) -> "AlgorithmConfig":
+        for registry, name, _ in self._functions():
+            if name not in registry.names():
+                _refuse_another_kind(name, registry.kind)
         named = {*ADVANTAGES.names(), *TOKEN_ADVANTAGES.names()}
         if self.advantage not in named and not is_function_path(self.advantage):
             raise ConfigError(f"unknown advantage {self.advantage!r}; known: {', '.join(sorted(named))}")
@@ -124,3 +127,17 @@ class AlgorithmConfig(Section):
         yield from ((CORRECTIONS, *item) for item in self.corrections.items())
         yield from ((CORRECTIONS, *item) for item in self.engine_corrections.items())
         yield from ((SELECTIONS, *item) for item in self.selection.items())
+
+
+def _refuse_another_kind(name: str, kind: str) -> None:
+    """Refuse a name that is none of this kind but one of another setting's, and name that setting."""
+    others = {
+        "an advantage": ("advantage={}", (*ADVANTAGES.names(), *TOKEN_ADVANTAGES.names())),
+        "a loss": ("loss={}", LOSSES.names()),
+        "a correction": ("corrections={{{}: {{}}}}", CORRECTIONS.names()),
+        "a KL estimator": ("kl_estimator={}", KL_ESTIMATORS.names()),
+        "a selection": ("selection={{{}: {{}}}}", SELECTIONS.names()),
+    }
+    for other, (setting, names) in others.items():
+        if name in names:
+            raise ConfigError(f"{name!r} is {other} and no {kind}; set algorithm.{setting.format(name)}")

@@ -44,7 +44,7 @@ class WorkerPool(Generic[Call, Answer]):
     ) -> None:
         if not workers:
             raise ValueError(f"a pool needs at least one {kind.worker} worker, got none")
-        self._places = [PoolSlot(worker, count, number) for number, (worker, count) in enumerate(workers)]
+        self._slots = [PoolSlot(worker, count, number) for number, (worker, count) in enumerate(workers)]
         self._kind = kind
         self._start_s = start_s
         self._max_deaths = max_deaths
@@ -80,11 +80,11 @@ class WorkerPool(Generic[Call, Answer]):
         """Wake callers that wait for a worker, with `ChannelClosed`. The processes belong to the launcher."""
         if self._ended is None:
             self._end(ChannelClosed(f"the pool of {self._kind.worker} workers is closed"))
-        for place in self._places:
-            for message, attempts in place.messages.items():
+        for slot in self._slots:
+            for message, attempts in slot.messages.items():
                 if all(attempt.answer.done() for attempt in attempts):
                     message.cancel()
-        restarting = [place.restarting for place in self._places if place.restarting is not None]
+        restarting = [slot.restarting for slot in self._slots if slot.restarting is not None]
         for restart in restarting:
             restart.cancel()
         await asyncio.gather(*restarting, return_exceptions=True)
@@ -93,12 +93,12 @@ class WorkerPool(Generic[Call, Answer]):
         """Replace a worker whose process is gone, whether it had calls or not, and return when the new process
         is ready. Its calls learn of the death by themselves. Raise the error that ended the pool, if one has.
         """
-        place = self._places[number]
-        place.is_missed = True
-        if not place.is_broken:
-            self._note_death(place, death)
+        slot = self._slots[number]
+        slot.is_missed = True
+        if not slot.is_broken:
+            self._note_death(slot, death)
         self._send()
-        while place.is_broken:
+        while slot.is_broken:
             if self._ended is not None:
                 raise self._ended
             self._changed.clear()
@@ -123,25 +123,25 @@ class WorkerPool(Generic[Call, Answer]):
         self._changed.set()
         if self._ended is not None:
             return
-        for place in self._places:
-            if place.is_broken and place.is_idle and (self._waiting or place.is_missed):
-                place.restarting = asyncio.create_task(self._restart(place))
+        for slot in self._slots:
+            if slot.is_broken and slot.is_idle and (self._waiting or slot.is_missed):
+                slot.restarting = asyncio.create_task(self._restart(slot))
         while self._waiting and (self._send_suspect() or self._send_message()):
             pass
 
     def _send_suspect(self) -> bool:
         """Send a suspect. Suspects keep an empty worker to themselves, and take it before all other calls."""
-        for place in self._places:
-            half = place.half or (None if place.messages else self._next_half())
-            if half is None or not place.room:
+        for slot in self._slots:
+            half = slot.half or (None if slot.messages else self._next_half())
+            if half is None or not slot.room:
                 continue
             ready = (one for one in half.members if one.message is None and not one.answer.done())
             if (attempt := next(ready, None)) is None:
                 continue
             self._waiting.remove(attempt)
             half.is_running = True
-            place.half = half
-            self._start(place, [attempt])
+            slot.half = half
+            self._start(slot, [attempt])
             return True
         return False
 
@@ -150,26 +150,26 @@ class WorkerPool(Generic[Call, Answer]):
         calls."""
         if not self._suspects.halves:
             return None
-        num_apart = sum(place.half is not None for place in self._places)
-        if num_apart >= max(1, len(self._places) - 1):
+        num_apart = sum(slot.half is not None for slot in self._slots)
+        if num_apart >= max(1, len(self._slots) - 1):
             return None
         return next((half for half in self._suspects.halves if not half.is_running), None)
 
     def _send_message(self) -> bool:
         is_for_all = self._next_half() is None
-        free = [p for p in self._places if p.room and p.half is None and (p.messages or is_for_all)]
+        free = [p for p in self._slots if p.room and p.half is None and (p.messages or is_for_all)]
         if not free:
             return False
-        place = min(free, key=lambda one: (len(one.messages), one.last_number))
-        attempts = self._next_message(place, sum(one.room for one in free))
+        slot = min(free, key=lambda one: (len(one.messages), one.last_number))
+        attempts = self._next_message(slot, sum(one.room for one in free))
         if attempts:
-            self._start(place, attempts)
+            self._start(slot, attempts)
         return bool(attempts)
 
-    def _next_message(self, place: PoolSlot[Call, Answer], room: int) -> list[AskedCall[Call, Answer]]:
+    def _next_message(self, slot: PoolSlot[Call, Answer], room: int) -> list[AskedCall[Call, Answer]]:
         """Take the next calls that are not suspects: no more than a worker's share of the waiting ones, and no
         more than a message should hold."""
-        size = 1 if self._kind.seconds is None else min(place.message_size, -(-len(self._waiting) // room))
+        size = 1 if self._kind.seconds is None else min(slot.message_size, -(-len(self._waiting) // room))
         taken: list[AskedCall[Call, Answer]] = []
         num_bytes = at = 0
         while at < len(self._waiting) and len(taken) < size:
@@ -196,25 +196,25 @@ class WorkerPool(Generic[Call, Answer]):
             attempt.fail(CallLost(attempt.failure, attempt.detail))
         return not attempt.failure
 
-    def _start(self, place: PoolSlot[Call, Answer], attempts: list[AskedCall[Call, Answer]]) -> None:
-        message = asyncio.create_task(self._run(place, attempts))
-        place.messages[message] = attempts
-        place.last_number = attempts[0].number
+    def _start(self, slot: PoolSlot[Call, Answer], attempts: list[AskedCall[Call, Answer]]) -> None:
+        message = asyncio.create_task(self._run(slot, attempts))
+        slot.messages[message] = attempts
+        slot.last_number = attempts[0].number
         for attempt in attempts:
             attempt.message = message
-        message.add_done_callback(lambda done: self._left(place, done, attempts))
+        message.add_done_callback(lambda done: self._left(slot, done, attempts))
 
     def _left(
         self,
-        place: PoolSlot[Call, Answer],
+        slot: PoolSlot[Call, Answer],
         message: "asyncio.Task[None]",
         attempts: list[AskedCall[Call, Answer]],
     ) -> None:
         """Requeue the calls of a message that have no answer."""
-        del place.messages[message]
-        if place.half is not None and not place.messages:
-            place.half.is_running = False
-            place.half = None
+        del slot.messages[message]
+        if slot.half is not None and not slot.messages:
+            slot.half.is_running = False
+            slot.half = None
         for attempt in attempts:
             attempt.message = None
             if self._ended is not None and not attempt.failure:
@@ -225,39 +225,39 @@ class WorkerPool(Generic[Call, Answer]):
                 bisect.insort(self._waiting, attempt, key=lambda one: one.number)
         self._send()
 
-    async def _run(self, place: PoolSlot[Call, Answer], attempts: list[AskedCall[Call, Answer]]) -> None:
+    async def _run(self, slot: PoolSlot[Call, Answer], attempts: list[AskedCall[Call, Answer]]) -> None:
         calls = [attempt.call for attempt in attempts]
         try:
             async with asyncio.timeout(self._kind.limit_s(calls[0])):
-                answers = await place.worker.answer(calls)
+                answers = await slot.worker.answer(calls)
         except TimeoutError:
-            await self._end_late(place, attempts)
+            await self._end_late(slot, attempts)
         except (WorkerDied, ChannelClosed) as error:
-            self._note_death(place, error)
+            self._note_death(slot, error)
         except RequestRefused as error:  # too large a message
             self._try_alone(attempts, error)
         except Exception as error:
-            self._count_answer(place)
+            self._count_answer(slot)
             for attempt in attempts:
                 attempt.fail(error)
         else:
-            self._count_answer(place)
+            self._count_answer(slot)
             for attempt, answer in zip(attempts, answers, strict=True):
                 attempt.settle(answer)
-                place.is_broken = place.is_broken or self._kind.spoils(answer)
+                slot.is_broken = slot.is_broken or self._kind.spoils(answer)
             if self._kind.seconds is not None:
-                place.took(sum(map(self._kind.seconds, answers)) / len(answers))
+                slot.took(sum(map(self._kind.seconds, answers)) / len(answers))
 
-    async def _end_late(self, place: PoolSlot[Call, Answer], attempts: list[AskedCall[Call, Answer]]) -> None:
-        if place.is_dead:
+    async def _end_late(self, slot: PoolSlot[Call, Answer], attempts: list[AskedCall[Call, Answer]]) -> None:
+        if slot.is_dead:
             return
         late = CallLost(self._kind.late(attempts[0].call), is_late=True)
-        is_known = self._kind.blames_late or len(place.messages) == 1
+        is_known = self._kind.blames_late or len(slot.messages) == 1
         if is_known:
-            place.is_broken = place.is_dead = True  # its other calls run again, and are not suspected
+            slot.is_broken = slot.is_dead = True  # its other calls run again, and are not suspected
         else:
-            self._note_death(place, WorkerDied(str(late)))
-        await place.worker.end()
+            self._note_death(slot, WorkerDied(str(late)))
+        await slot.worker.end()
         if is_known:
             self._try_alone(attempts, late)
 
@@ -268,40 +268,40 @@ class WorkerPool(Generic[Call, Answer]):
                 attempt.fail(error)
             attempt.is_alone = True
 
-    async def _restart(self, place: PoolSlot[Call, Answer]) -> None:
+    async def _restart(self, slot: PoolSlot[Call, Answer]) -> None:
         try:
             async with asyncio.timeout(self._start_s):
-                await place.worker.restart(place.num_deaths)
+                await slot.worker.restart(slot.num_deaths)
         except TimeoutError:
-            self._count_death(place, WorkerDied(f"it was not ready within {self._start_s:g} s"))
+            self._count_death(slot, WorkerDied(f"it was not ready within {self._start_s:g} s"))
         except (WorkerDied, ChannelClosed, RemoteError, OutOfMemory) as error:
-            self._count_death(place, error)
+            self._count_death(slot, error)
         except Exception as error:  # the user must fix this: a retry would not help
             if self._ended is None:
                 self._end(error)
         else:
-            place.is_broken = place.is_dead = place.is_missed = False
+            slot.is_broken = slot.is_dead = slot.is_missed = False
         finally:
-            place.restarting = None
+            slot.restarting = None
             self._send()
 
-    def _note_death(self, place: PoolSlot[Call, Answer], error: Exception) -> None:
+    def _note_death(self, slot: PoolSlot[Call, Answer], error: Exception) -> None:
         """Record a death once, although each of the worker's calls notices it."""
-        if place.is_dead:
+        if slot.is_dead:
             return
-        place.is_broken = place.is_dead = True
-        if not place.messages:
-            self._count_death(place, error)
-        had = [one for attempts in place.messages.values() for one in attempts if not one.answer.done()]
-        if had and (deed := self._suspects.died(had, place.half, str(error))) is not None:
+        slot.is_broken = slot.is_dead = True
+        if not slot.messages:
+            self._count_death(slot, error)
+        had = [one for attempts in slot.messages.values() for one in attempts if not one.answer.done()]
+        if had and (deed := self._suspects.died(had, slot.half, str(error))) is not None:
             self._report(deed)
             self._count_task(deed, error)
         for attempt in had:
             attempt.detail = getattr(error, "detail", "")
         self._waiting = [attempt for attempt in self._waiting if self._may_run(attempt)]
 
-    def _count_answer(self, place: PoolSlot[Call, Answer]) -> None:
-        place.num_deaths = self._tasks_in_a_row = self._most_tasks = 0
+    def _count_answer(self, slot: PoolSlot[Call, Answer]) -> None:
+        slot.num_deaths = self._tasks_in_a_row = self._most_tasks = 0
 
     def _count_task(self, deed: str, error: Exception) -> None:
         self._tasks_in_a_row += 1
@@ -313,11 +313,11 @@ class WorkerPool(Generic[Call, Answer]):
                 error,
             )
 
-    def _count_death(self, place: PoolSlot[Call, Answer], error: Exception) -> None:
-        place.num_deaths += 1
-        if place.num_deaths >= self._max_deaths:
+    def _count_death(self, slot: PoolSlot[Call, Answer], error: Exception) -> None:
+        slot.num_deaths += 1
+        if slot.num_deaths >= self._max_deaths:
             self._give_up(
-                f"{self._kind.worker} worker {place.number} died {place.num_deaths} times in a row without an "
+                f"{self._kind.worker} worker {slot.number} died {slot.num_deaths} times in a row without an "
                 f"answer; the last time: {error}",
                 error,
             )

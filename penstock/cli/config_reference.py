@@ -1,4 +1,4 @@
-"""Makes texts from the config classes: the starter config and the configuration reference."""
+"""Makes texts from the config classes: a config with every key, and the configuration reference."""
 
 import types
 import typing
@@ -11,20 +11,20 @@ from penstock.config.root import PenstockConfig
 from penstock.config.section import section_of
 
 
-def starter_config() -> str:
-    """Return a whole config with every key, its meaning and its default; defaults are commented out."""
+def whole_config() -> str:
+    """Return a config with every key, its meaning and its default; defaults are commented out."""
     lines = ["# A Penstock run. `penstock train THIS_FILE [section.key=value …]`", ""]
     for name, field in PenstockConfig.model_fields.items():
-        lines += [*_starter_section(name, field.default), ""]
+        lines += [*_section_with_defaults(name, field.default), ""]
     return "\n".join(lines).replace("  # name: builtin", "  name: builtin")
 
 
-def _starter_section(name: str, section: BaseModel, indent: str = "") -> list[str]:
+def _section_with_defaults(name: str, section: BaseModel, indent: str = "") -> list[str]:
     lines = [f"{indent}# {_one_line(type(section).__doc__)}", f"{indent}{name}:"]
     for key, field in type(section).model_fields.items():
         value = getattr(section, key)
         if isinstance(value, BaseModel):
-            lines += _starter_section(key, value, indent + "  ")
+            lines += _section_with_defaults(key, value, indent + "  ")
             continue
         lines += [f"{indent}  # {line}" for line in _wrapped(field.description)]
         lines.append(f"{indent}  # {key}: {_yaml(value)}")
@@ -84,9 +84,13 @@ def _one_line(text: str | None) -> str:
 
 
 def _wrapped(text: str | None, width: int = 100) -> list[str]:
+    """Wrap a text without breaking what is in backticks."""
+    import re
     import textwrap
 
-    return textwrap.wrap(_one_line(text), width)
+    whole = re.sub("`[^`]*`", lambda code: code[0].replace(" ", "\N{NO-BREAK SPACE}"), _one_line(text))
+    lines = textwrap.wrap(whole, width, break_on_hyphens=False, break_long_words=False)
+    return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines]
 
 
 def _type_name(annotation: Any) -> str:

@@ -3,7 +3,6 @@
 import asyncio
 import math
 import os
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,14 +13,12 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock.api import DEMO, cache_folder
-from penstock.cli.export import model_of
+from penstock.cli.export import find_model, to_stderr
 from penstock.config.loader import apply_override, build, read_yaml
 from penstock.config.root import PenstockConfig
 from penstock.demo.model import RECIPES
-from penstock.durability.run_facts import read_facts
 from penstock.errors import PenstockError, UserError
 from penstock.models.adapter_folder import is_adapter, read_adapter
-from penstock.observe.plain_text import plain_line
 from penstock.placement.gpus import find_gpus
 from penstock.run.evaluation_session import (
     EvaluationReport,
@@ -37,18 +34,16 @@ def evaluation_config(
 ) -> PenstockConfig:
     """Return the config to evaluate with: a run's own, the demo's for a built-in model, or the one that is
     named. For an adapter, of a run or saved by peft, it names the base model and the adapter beside it."""
-    run = Path(model)
-    is_run = (run / "config.yaml").is_file()
-    if is_run:
-        read_facts(run)  # refuses a run of another format
-        if config is None:
-            check_config(run)
-    if config is None:
-        config = run / "config.yaml" if is_run else DEMO if model in RECIPES else None
+    found, run = find_model(model, to_stderr)
+    if config is None and run is not None:
+        check_config(run)
+        config = run / "config.yaml"
+    if config is None and model in RECIPES:
+        config = DEMO
     data: dict[str, Any] = read_yaml(config) if config is not None else {}
     for override in overrides:
         apply_override(data, override)
-    data["model"] = _model_section(data.get("model") or {}, model_of(run) if is_run else Path(model))
+    data["model"] = _model_section(data.get("model") or {}, Path(found))
     section = data["eval"] = dict(data.get("eval") or {})
     if tasks is not None:
         section["tasks"] = {"source": tasks}
@@ -71,15 +66,15 @@ def evaluate_model(config: PenstockConfig, *, correct: float) -> EvaluationRepor
         prepared = prepare_evaluation(
             config,
             folder=Path(folder),
-            log=_to_stderr,
+            log=to_stderr,
             cache=cache_folder(),
             gpus=find_gpus(os.environ),
         )
-        _to_stderr(f"evaluating {prepared.merged_adapter or prepared.model} on {len(prepared.heldout)} tasks")
-        rewards = asyncio.run(evaluate(prepared, _to_stderr))
+        to_stderr(f"evaluating {prepared.merged_adapter or prepared.model} on {len(prepared.heldout)} tasks")
+        rewards = asyncio.run(evaluate(prepared, to_stderr))
     report = report_of(rewards, samples=config.eval.samples, correct=correct)
     if report.num_failed:
-        _to_stderr(f"{report.num_failed} tasks could not be scored, the first since {report.failure}")
+        to_stderr(f"{report.num_failed} tasks could not be scored, the first since {report.failure}")
     if not report.num_tasks:
         raise PenstockError("no task could be scored, so there is no mean")
     return report
@@ -98,7 +93,3 @@ def print_report(report: EvaluationReport, model: str, *, correct: float) -> Non
     if report.num_failed:
         table.add_row("tasks without a score", f"{report.num_failed:,}")
     Console().print(table)
-
-
-def _to_stderr(line: str) -> None:
-    print(plain_line(line), file=sys.stderr)

@@ -2,14 +2,21 @@
 merged."""
 
 import shutil
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
 from penstock.checksums import CHECKSUMS, check_files
+from penstock.cli.samples import find_run
 from penstock.config.loader import read_yaml
+from penstock.demo.model import RECIPES
 from penstock.durability.kept_checkpoints import best_of, checkpoints_of, rewards_of
+from penstock.durability.run_facts import read_facts
 from penstock.errors import UserError
+from penstock.http_server.hub_access import check_hub
 from penstock.models.adapter_folder import CONFIG, TENSORS, is_adapter, model_below
+from penstock.observe.plain_text import plain_line
 from penstock.safe_files import whole_folder
 from penstock.trainer.trainer_start import MODEL
 
@@ -42,6 +49,21 @@ def export_model(run: Path, *, step: Step | None, to: Path | None, merge: bool =
         )
         unnamed.chmod(0o755)  # a run folder is private, but an exported model is for others
     return target
+
+
+def find_model(name: str, say: Callable[[str], None]) -> tuple[str, Path | None]:
+    """Return the model that a name stands for, and the run that it is of. A built-in model and a folder with a
+    model come before a run, and a run before a name on the hub."""
+    is_model = is_adapter(Path(name)) or (Path(name) / "config.json").is_file()
+    run = None if name in RECIPES or is_model else find_run(name)
+    if run is None:
+        if not (name in RECIPES or Path(name).exists()):
+            say(f"{name} is no run and no folder here, so it is looked up on the Hugging Face hub")
+        return name, None
+    read_facts(run)  # refuses a run of another format
+    model = model_of(run)
+    say(f"{name} is a run: its model {model}")
+    return str(model), run
 
 
 def model_of(run: Path, step: Step | None = None) -> Path:
@@ -82,12 +104,14 @@ def _whole(model: Path) -> Path:
 def _write_merged(adapter: Path, folder: Path, *, trust_remote_code: bool) -> None:
     """Merge an adapter into its base model, and write the result in the base model's number format."""
     from penstock.models.adapter_merge import merge_adapter
-    from penstock.models.load import load_config, load_model
+    from penstock.models.load import load_model
     from penstock.models.saving import save_model
+    from penstock.models.support import load_config
     from penstock.worker.quiet import quieten
 
     quieten()
     base, _ = model_below(str(adapter))
+    check_hub(base, to_stderr)
     stored = load_config(base, trust_remote_code=trust_remote_code).dtype
     dtype = "float32" if stored is None else str(stored).removeprefix("torch.")
     model = load_model(base, dtype=dtype, trust_remote_code=trust_remote_code)
@@ -102,6 +126,10 @@ def _trusts(run: Path) -> bool:
 
 def _config_of(model: Path) -> Path:
     return model / (CONFIG if is_adapter(model) else "config.json")
+
+
+def to_stderr(line: str) -> None:
+    print(plain_line(line), file=sys.stderr)
 
 
 def _age(model: Path) -> tuple[int, bool]:

@@ -1,6 +1,5 @@
 """Defines the commands that use a model: to evaluate, export, prompt or serve it."""
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -13,9 +12,7 @@ from penstock.errors import UserError
 def evaluate(
     model: Annotated[
         str,
-        typer.Argument(
-            help="A Hugging Face name or folder, a run folder, an adapter, `builtin` or `builtin-moe`."
-        ),
+        typer.Argument(help="A run, a Hugging Face name or folder, an adapter, `builtin` or `builtin-moe`."),
     ],
     config: Annotated[str | None, typer.Argument(help="A YAML config; a run has its own.")] = None,
     overrides: Overrides = None,
@@ -60,7 +57,8 @@ def export(
 
 def generate(
     model: Annotated[
-        str, typer.Argument(help="A Hugging Face name or folder, an adapter, `builtin` or `builtin-moe`.")
+        str,
+        typer.Argument(help="A run, a Hugging Face name or folder, an adapter, `builtin` or `builtin-moe`."),
     ],
     prompts: Annotated[list[str], typer.Argument(help="One or more prompts.")],
     max_tokens: int = 64,
@@ -74,9 +72,12 @@ def generate(
 ) -> None:
     """Try the embedded engine by hand."""
     from penstock.api import cache_folder
+    from penstock.cli.export import find_model, to_stderr
     from penstock.demo.model import open_builtin
     from penstock.engines.config import EngineConfig
     from penstock.engines.embedded.text_generation import Prompt, generate_text
+    from penstock.http_server.hub_access import check_hub
+    from penstock.models.adapter_folder import model_below
     from penstock.observe.plain_text import plain_block
     from penstock.placement.shares import usable_cores
     from penstock.records import Message, SamplingParams
@@ -89,7 +90,9 @@ def generate(
     except ValueError as error:
         raise UserError(str(error)) from error
     quieten()
-    model = open_builtin(model, cache_folder(), log=lambda line: print(line, file=sys.stderr))
+    found, _ = find_model(model, to_stderr)
+    model = open_builtin(found, cache_folder(), log=to_stderr)
+    check_hub(model_below(model)[0], to_stderr)
     asked: list[Prompt] = [(Message(role="user", content=prompt),) if chat else prompt for prompt in prompts]
     config = EngineConfig(threads=usable_cores(), record_routing="off")
     if len(asked) == 1:
@@ -99,15 +102,19 @@ def generate(
             sampling,
             config=config,
             on_text=lambda _, piece: print(plain_block(piece), end="", flush=True),
+            say=to_stderr,
         )
         print()
         return
-    for prompt, text in zip(prompts, generate_text(model, asked, sampling, config=config), strict=True):
+    texts = generate_text(model, asked, sampling, config=config, say=to_stderr)
+    for prompt, text in zip(prompts, texts, strict=True):
         print(f"{prompt} → {plain_block(text)}")
 
 
 def serve(
-    model: Annotated[str, typer.Argument(help="A Hugging Face name or folder, or `builtin`.")],
+    model: Annotated[
+        str, typer.Argument(help="A run, a Hugging Face name or folder, an adapter, or `builtin`.")
+    ],
     overrides: Annotated[list[str] | None, typer.Argument(help="engine.key=value …")] = None,
     host: Annotated[str, typer.Option(help="Address to listen on. Others than loopback need a token.")] = (
         "127.0.0.1"

@@ -64,15 +64,21 @@ def export_to_file(run: str) -> str:
 
 
 def run_folder(run: str) -> Path:
-    """Find a run by its folder, or by its name in `runs`. A folder of that name that is no run (`penstock
-    export` makes one) does not hide it; a run of an unknown format is refused."""
+    """Find a run by its folder, or by its name in `runs`. A run of an unknown format is refused."""
     tried = (Path(run), Path("runs") / run)
     folders = [folder for folder in tried if folder.is_dir()]
     if not folders:
         raise UserError(f"there is no run {run!r}: neither {tried[0]} nor {tried[1]} is a folder")
-    found = next((folder for folder in folders if (folder / "config.yaml").is_file()), folders[0])
+    found = find_run(run) or folders[0]
     read_facts(found)
     return found
+
+
+def find_run(run: str) -> Path | None:
+    """Return the folder of a run, if there is one. A folder of that name that is no run (`penstock export` makes
+    one) does not hide it."""
+    tried = (Path(run), Path("runs") / run)
+    return next((folder for folder in tried if (folder / "config.yaml").is_file()), None)
 
 
 def sections(samples: Sequence[SampleEvent], choice: Choice) -> Iterator[tuple[str, Sequence[SampleEvent]]]:
@@ -151,6 +157,8 @@ def _print(console: Console, sample: SampleEvent, *, full: bool) -> None:
         _print_turns(console, sample.turns, full=full)
     else:
         _print_text(console, "answer", sample.answer, None if full else SHOWN_ANSWER)
+    for name, text in sample.extra.items():
+        _print_text(console, plain_line(name, 70), text, None if full else SHOWN_TURN)
     console.print()
 
 

@@ -2,17 +2,19 @@
 
 import asyncio
 import logging
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from penstock.api import cache_folder
 from penstock.channel.token_file import read_token
+from penstock.cli.export import find_model, to_stderr
 from penstock.config.loader import load_config
 from penstock.config.root import PenstockConfig
 from penstock.demo.model import open_builtin
 from penstock.engines.config import EngineConfig
 from penstock.errors import UserError
+from penstock.http_server.hub_access import check_hub
+from penstock.models.adapter_folder import model_below
 from penstock.placement.shares import usable_cores
 from penstock.serve.serving import ServeSettings, serve
 from penstock.worker.quiet import quieten
@@ -49,8 +51,10 @@ def serve_model(
     config = engine_section(overrides)
     quieten()
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
-    folder = open_builtin(model, cache_folder(), log=lambda line: print(line, file=sys.stderr))
-    settings = settings.of_folder(folder)
+    found, _ = find_model(model, to_stderr)
+    folder, adapter = model_below(open_builtin(found, cache_folder(), log=to_stderr))
+    check_hub(folder, to_stderr)
+    settings = settings.of_folder(folder, "" if adapter is None else str(adapter))
     import torch
 
     torch.set_num_threads(config.threads or usable_cores())

@@ -81,14 +81,21 @@ def resume(
 
 def init(
     path: Annotated[Path, typer.Argument(help="Where to write it.")] = Path("penstock.yaml"),
+    like: Annotated[
+        str | None, typer.Option(metavar="KIND", help="For what: jsonl, chat, agent or lora.")
+    ] = None,
+    every_key: Annotated[bool, typer.Option("--all", help="Write every key with its default.")] = False,
     debug: Debug = False,
 ) -> None:
-    """Write a commented starter config."""
-    from penstock.cli.config_reference import starter_config
+    """Write a short config to start from: of a run that works as it is, or of a kind of run."""
+    from penstock.cli.config_reference import whole_config
+    from penstock.cli.starters import DEMO, STARTERS
 
+    if like is not None and (every_key or like not in STARTERS):
+        raise UserError(f"penstock init takes --all, or --like {'|'.join(STARTERS)}, got --like {like}")
     if path.exists():
         raise UserError(f"{path} exists already; name another file or remove it")
-    path.write_text(starter_config())
+    path.write_text(whole_config() if every_key else DEMO if like is None else STARTERS[like])
     print(f"wrote {path}; edit model, tasks and reward, then: penstock train {path}")
 
 

@@ -1,5 +1,6 @@
 """Loads a validated config from a YAML file and `section.key=value` words, with one-sentence errors."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -11,6 +12,8 @@ from penstock.config.secrets import HIDDEN, is_secret, refuse_hidden
 from penstock.config.section import section_of, unknown_key_message
 from penstock.errors import ConfigError
 
+UNION_MEMBER = re.compile(r"(constrained-)?(int|float|bool|str)|(tuple|dict|literal)\[.*|[A-Z]\w+Config")
+"""What pydantic puts into the place of an error for the type that it tried: no key of the config."""
 Root = TypeVar("Root", bound=BaseModel)
 
 MAX_DEPTH = 50
@@ -146,7 +149,7 @@ def check_keys(model: type[BaseModel], data: Any, path: str) -> None:
 
 def _sentence(error: ValidationError) -> str:
     first = error.errors()[0]
-    where = ".".join(str(part) for part in first["loc"])
+    where = ".".join(str(part) for part in first["loc"] if not UNION_MEMBER.fullmatch(str(part)))
     message = first["msg"].removeprefix("Value error, ")
     shown = HIDDEN if is_secret(str(first["loc"][-1] if first["loc"] else "")) else first.get("input")
     got = f", got {shown!r}" if isinstance(shown, (str, int, float, bool)) else ""

@@ -15,11 +15,16 @@ from penstock.loop.config import StalenessConfig
 from penstock.models.config import ModelConfig
 from penstock.observe.config import ObserveConfig
 from penstock.processes.launchers.config import LauncherConfig
+from penstock.records import LEAST_TEMPERATURE
 from penstock.rollout.config import RolloutConfig
 from penstock.scoring.config import RewardConfig
 from penstock.sync.config import SyncConfig
 from penstock.tasks.config import TasksConfig
 from penstock.trainer.config import TrainerConfig
+
+LEAST_FREEZE_S = 2.0
+MAX_EPISODES = 1 << 20
+"""The most episodes of one step."""
 
 
 class RunConfig(Section):
@@ -78,6 +83,13 @@ class RunConfig(Section):
     returns no token for this long while answers are under way counts as frozen too. 0: no worker counts as
     frozen."""
 
+    @field_validator("freeze_s")
+    @classmethod
+    def _outlasts_a_pulse(cls, seconds: float) -> float:
+        if 0 < seconds < LEAST_FREEZE_S:
+            raise ValueError(f"must be 0, or at least {LEAST_FREEZE_S:g}: workers report every half second")
+        return seconds
+
     start_s: float = Field(default=1800.0, gt=0)
     """How long an engine or trainer may take to start, including loading and compiling. Past it, it is killed
     and started again."""
@@ -122,10 +134,17 @@ class EvalConfig(Section):
     """Held-out tasks; unset evaluates nothing."""
     every: int = Field(default=0, ge=0)
     """Steps between two evaluations beside training; 0 evaluates only at the start and at the end."""
-    samples: int = Field(default=1, ge=1)
+    samples: int = Field(default=1, ge=1, le=65536)
     """Answers per held-out task."""
     temperature: float | None = Field(default=None, ge=0)
     """Sampling temperature; unset takes the rollout's, 0 is greedy."""
+
+    @field_validator("temperature")
+    @classmethod
+    def _can_be_divided_by(cls, temperature: float | None) -> float | None:
+        if temperature is not None and 0 < temperature < LEAST_TEMPERATURE:
+            raise ValueError(f"must be 0, or at least {LEAST_TEMPERATURE:g}")
+        return temperature
 
 
 class PenstockConfig(Section):
@@ -169,6 +188,11 @@ class PenstockConfig(Section):
             raise ValueError(
                 "a step must have at least 2 episodes (rollout.group_size x rollout.groups_per_step), got 1: the "
                 "advantage 'reinforce_pp' compares the episodes of a step with each other"
+            )
+        if (episodes := self.rollout.group_size * self.rollout.groups_per_step) > MAX_EPISODES:
+            raise ValueError(
+                f"a step must have at most {MAX_EPISODES:,} episodes (rollout.group_size x "
+                f"rollout.groups_per_step), got {episodes:,}"
             )
         bound = self.staleness.adaptive_min if self.staleness.adaptive else self.staleness.max_staleness
         if self.sync.every > bound + 1:

@@ -3,6 +3,7 @@
 import difflib
 import types
 import typing
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator, model_validator
@@ -22,6 +23,8 @@ class Section(BaseModel):
     alone: ClassVar[str] = ""
     """The key that is set by a single word instead of a section: `launcher: ray` is `launcher: {kind: ray}`.
     Empty: no such key."""
+    elsewhere: ClassVar[Mapping[str, str]] = {}
+    """Keys that users of other libraries look for here, and what to set for each."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
@@ -38,12 +41,17 @@ class Section(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _understand_on_and_off(cls, value: Any, info: ValidationInfo) -> Any:
-        """Convert a boolean back to `on` or `off` where these words are choices: YAML reads them as booleans."""
-        if isinstance(value, bool) and info.field_name is not None:
-            word = "on" if value else "off"
-            if word in get_args(cls.model_fields[info.field_name].annotation):
-                return word
+    def _understand_booleans(cls, value: Any, info: ValidationInfo) -> Any:
+        """Convert a boolean back to `on` or `off` where these words are choices, since YAML reads them as
+        booleans. Refuse it where a number is expected: pydantic would take it for 1 or 0."""
+        assert info.field_name is not None
+        expected = set(_leaves(cls.model_fields[info.field_name].annotation))
+        word = {True: "on", False: "off"}.get(value) if isinstance(value, bool) else None
+        if word in expected:
+            return word
+        each = value.values() if isinstance(value, dict) else value if isinstance(value, list) else [value]
+        if bool not in expected and expected & {int, float} and any(isinstance(one, bool) for one in each):
+            raise ValueError("input should be a number, not true or false")
         return value
 
     @field_validator("*", mode="after")
@@ -57,11 +65,31 @@ class Section(BaseModel):
 
 def unknown_key_message(key: str, section: type[BaseModel], where: str, path: str = "") -> str:
     """Name the nearest known key. `path` is the position of the section in the config."""
+    if (instead := _elsewhere(key, section)) is not None:
+        return f"unknown key {key!r} in {where}; {instead}"
     near = nearest_key(key, section)
     within = f"{path}." if path and near is not None and "." in near else ""
     known = ", ".join(sorted(section.model_fields))
     hint = f"known keys: {known}" if near is None else f"did you mean {within + near!r}?"
     return f"unknown key {key!r} in {where}; {hint}"
+
+
+def _elsewhere(key: str, section: type[BaseModel]) -> str | None:
+    """Return what to set in the place of a key that another library has, here or in a section inside this one."""
+    inner = [section_of(field.annotation) for field in section.model_fields.values()]
+    known = (getattr(one, "elsewhere", {}).get(key) for one in (section, *inner))
+    return next((instead for instead in known if instead is not None), None)
+
+
+def _leaves(annotation: Any) -> Iterator[Any]:
+    """Yield the types and the words that an annotation is made of."""
+    parts = get_args(annotation)
+    if typing.get_origin(annotation) is typing.Annotated:
+        parts = parts[:1]
+    if not parts:
+        yield annotation
+    for part in parts:
+        yield from _leaves(part)
 
 
 def nearest_key(key: str, section: type[BaseModel]) -> str | None:

@@ -9,13 +9,15 @@ from penstock.engines.embedded.config import EmbeddedConfig, RecordRouting
 from penstock.engines.kinds import DEFAULT_KIND, KINDS, check_kind, settings_of
 from penstock.engines.vllm.config import VllmConfig
 
+MAX_ENGINES = 10_000
+
 
 class RangeConfig(Section):
     """Sets how few and how many engines a run may have. Engines join and leave with the work."""
 
-    min: int = Field(default=1, ge=1)
+    min: int = Field(default=1, ge=1, le=MAX_ENGINES)
     """Engines that start with the run. Scaling never goes below this number."""
-    max: int = Field(default=1, ge=1)
+    max: int = Field(default=1, ge=1, le=MAX_ENGINES)
     """Most engines at once. They join while the trainer waits for groups."""
 
     @model_validator(mode="after")
@@ -32,13 +34,13 @@ class EngineConfig(Section):
     """Which engine generates: `embedded`, `vllm`, or a kind of your own by path (`file.py:NAME`, `module:NAME`).
     Settings that only one kind has are in the section of its name, and those of your own kind in `settings`.
     """
-    count: Annotated[int, Field(ge=1)] | RangeConfig = 1
+    count: Annotated[int, Field(ge=1, le=MAX_ENGINES)] | RangeConfig = 1
     """Number of engine processes. With `{min: 1, max: 4}` one starts, others join while the trainer waits for
     groups and leave while they are idle. Where `urls` of the kind names servers, there is one engine for each
     of them."""
-    beside: dict[str, Annotated[int, Field(ge=1)]] = Field(default_factory=dict)
+    beside: dict[str, Annotated[int, Field(ge=1, le=MAX_ENGINES)]] = Field(default_factory=dict)
     """Engines of other kinds in the same pool, and the number of each: `{vllm: 1}`."""
-    threads: int = Field(default=0, ge=0)
+    threads: int = Field(default=0, ge=0, le=1024)
     """Torch threads of each engine process; 0 lets the launcher share out the cores."""
     device: str = "auto"
     """Torch device that the engine runs on; `auto` takes `model.device`."""

@@ -5,10 +5,18 @@ from typing import Annotated, Final, Literal
 from pydantic import Field, field_validator, model_validator
 
 from penstock.config import Section
+from penstock.errors import UserError
 from penstock.records import AdapterSpec
 
 ALL_LINEAR: Final = "all-linear"
 Targets = tuple[Annotated[str, Field(min_length=1)], ...] | Literal["all-linear"]
+
+
+def adapters_on_experts(family: str) -> UserError:
+    return UserError(
+        f"model.lora.targets={ALL_LINEAR} can't be used with {family}: adapters on the experts of a mixture are "
+        "not supported; name its other layers, such as [q_proj, v_proj, o_proj]"
+    )
 
 
 class LoraConfig(Section):

@@ -11,8 +11,8 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from penstock.errors import UserError
-from penstock.models.config import ALL_LINEAR, LoraConfig
-from penstock.models.load import load_config
+from penstock.models.config import ALL_LINEAR, LoraConfig, adapters_on_experts
+from penstock.models.support import load_config
 
 SHOWN = 12
 """How many layer names an error message lists."""
@@ -53,10 +53,7 @@ def target_layers(model: nn.Module, lora: LoraConfig) -> dict[str, nn.Linear]:
 def all_linear(model: Any) -> tuple[str, ...]:
     """Return the last name parts of all linear layers but the output embedding."""
     if _has_experts(model):
-        raise UserError(
-            f"model.lora.targets={ALL_LINEAR} can't be used with {type(model).__name__}: adapters on the "
-            "experts of a mixture are not supported; name its other layers, such as [q_proj, v_proj, o_proj]"
-        )
+        raise adapters_on_experts(model.config.model_type)
     ends = sorted({name.rpartition(".")[2] for name in _linear_layers(model)})
     if not ends:
         raise UserError(

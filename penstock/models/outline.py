@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from penstock.models.load import load_config
+from penstock.models.support import load_config
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,9 +17,9 @@ class Outline:
     num_layers: int
     hidden: int
     queries: int
-    """Width of all query heads together."""
+    """Width of all query heads together, in the widest layer."""
     keys: int
-    """Width of all key heads together."""
+    """Width of all key heads together, in the widest layer."""
     intermediate: int
     """Width of the MLP that a token goes through; the sum over its experts where there are several."""
     vocabulary: int
@@ -49,18 +49,25 @@ def outline(config: Any, *, trust_remote_code: bool = False) -> Outline:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
     text = config.get_text_config()
-    heads = int(text.num_attention_heads)
-    head_dim = int(getattr(text, "head_dim", None) or text.hidden_size // heads)
-    kv_heads = int(getattr(text, "num_key_value_heads", None) or heads)
+    # Gemma 4's layers differ, and hide what differs in the whole config.
+    layers = text.per_layer_config if getattr(text, "is_heterogeneous", False) else [text]
+    queries, keys = zip(*map(_head_widths, layers), strict=True)
     return Outline(
         num_parameters=sum(parameter.numel() for parameter in model.parameters()),
         num_layers=int(text.num_hidden_layers),
         hidden=int(text.hidden_size),
-        queries=heads * head_dim,
-        keys=kv_heads * head_dim,
+        queries=max(queries),
+        keys=max(keys),
         intermediate=_intermediate(text),
         vocabulary=int(text.vocab_size),
     )
+
+
+def _head_widths(layer: Any) -> tuple[int, int]:
+    """Return the width of all query heads together, and that of all key heads."""
+    heads = int(layer.num_attention_heads)
+    head_dim = int(getattr(layer, "head_dim", None) or layer.hidden_size // heads)
+    return heads * head_dim, int(getattr(layer, "num_key_value_heads", None) or heads) * head_dim
 
 
 def _intermediate(text: Any) -> int:

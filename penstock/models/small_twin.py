@@ -2,10 +2,12 @@
 limits.
 
 Windows, chunks and positions at which the rotary embedding changes are reduced, so that a few tokens reach
-past all of them. A limit that the run's context never reaches is set out of reach instead.
+past all of them. A limit that the run's context never reaches is set out of reach instead. Layers that take the
+keys and values of an earlier layer are kept beside those that they take them from.
 """
 
 import copy
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,9 +18,11 @@ from transformers import AutoModelForCausalLM
 
 VOCABULARY = 61
 MAX_POSITIONS = 64
-MAX_PARAMETERS = 30_000_000
+MAX_PARAMETERS = 40_000_000
 HEADS = 2
 """The most key heads that a twin has, and the most query heads of each."""
+SPREAD = 0.3
+"""The standard deviation of a twin's weights."""
 
 SMALL_SIZES = {
     "vocab_size": VOCABULARY,
@@ -35,6 +39,7 @@ SMALL_SIZES = {
     "n_routed_experts": 4,
     "moe_num_experts": 4,
     "num_experts_per_tok": 2,
+    "top_k_experts": 2,
     "moe_k": 2,
     "n_group": 1,
     "topk_group": 1,
@@ -43,7 +48,7 @@ SMALL_SIZES = {
     "kv_lora_rank": 16,
     "word_embed_proj_dim": 0,
     "max_position_embeddings": MAX_POSITIONS,
-    "initializer_range": 0.3,
+    "initializer_range": SPREAD,
 }
 """Size fields in the configs of all families, with the twin's values. Heads keep their own size."""
 
@@ -87,7 +92,11 @@ def limits_of(config: Any) -> list[Limit]:
 def small_config(config: Any, max_context: int) -> Any:
     """Return the twin's config: the text part, for contexts up to `max_context` tokens of the large model."""
     small = copy.deepcopy(config.get_text_config())
-    _choose_layers(small)
+    # Gemma 4: settings of single layers, which hide those of the whole config.
+    own = {int(index): each for index, each in (small.to_dict().get("per_layer_config") or {}).items()}
+    if own:
+        small.per_layer_config = None
+    layers = [own.get(index, {}) for index in _choose_layers(small, own)]
     heads = int(small.num_attention_heads)
     kv_heads = int(getattr(small, "num_key_value_heads", None) or heads)
     head_dim = int(getattr(small, "head_dim", None) or small.hidden_size // heads)
@@ -100,12 +109,18 @@ def small_config(config: Any, max_context: int) -> Any:
     small.hidden_size = small.num_attention_heads * head_dim
     for name, size in SMALL_SIZES.items():
         value = getattr(small, name, None)
-        if isinstance(value, int | float) and not isinstance(value, bool) and value:
-            setattr(small, name, size or small.hidden_size)
+        if value is not None:
+            setattr(small, name, _shrunk(value, size or small.hidden_size))
     for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
         if getattr(small, name, None) is not None:
             setattr(small, name, 0)
     _bring_limits_near(small, max_context)
+    if own:
+        sizes = SMALL_SIZES | {"num_key_value_heads": few}
+        small.per_layer_config = {
+            at: {name: _shrunk(value, sizes.get(name, value)) for name, value in settings.items()}
+            for at, settings in enumerate(layers)
+        }
     return small
 
 
@@ -127,26 +142,46 @@ def small_twin(config: Any, max_context: int, *, seed: int = 0) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model: nn.Module = make()
+        for weight in model.parameters():
+            if not weight.any():  # what a weight does shows only where it is not zero
+                nn.init.normal_(weight, std=SPREAD)
     return model.eval()
 
 
-def _choose_layers(config: Any) -> None:
-    """Keep the first two layers and the first of every kind, which show every difference between layers."""
+def _shrunk(value: Any, size: float) -> Any:
+    """Return the twin's size, once for each layer if there is a list. Zero and None mean that a model lacks
+    something, so they stay."""
+    if isinstance(value, list):
+        return [_shrunk(each, size) for each in value]
+    is_size = isinstance(value, int | float) and not isinstance(value, bool) and value
+    return size if is_size else value
+
+
+def _choose_layers(config: Any, own: Mapping[int, Any]) -> list[int]:
+    """Keep the first two layers and the first of every kind, which show every difference between layers, and
+    return their numbers. `own` are settings of single layers."""
     count = int(config.num_hidden_layers)
+    first_shared = count - int(getattr(config, "num_kv_shared_layers", None) or 0)
     lists = {
         name: value
         for name, value in vars(config).items()
         if isinstance(value, list) and len(value) == count and name not in LAYER_NUMBERS
     }
-    kinds = list(zip(*(map(repr, value) for value in lists.values()), strict=True)) or [()] * count
+    kinds = [
+        (*(repr(value[index]) for value in lists.values()), repr(own.get(index)), index >= first_shared)
+        for index in range(count)
+    ]
     chosen = sorted({*range(min(2, count)), *(kinds.index(kind) for kind in set(kinds))})
     config.num_hidden_layers = len(chosen)
+    if first_shared < count:
+        config.num_kv_shared_layers = sum(index >= first_shared for index in chosen)
     for name, value in lists.items():
         setattr(config, name, [value[index] for index in chosen])
     for name in LAYER_NUMBERS:
         numbers = getattr(config, name, None)
         if isinstance(numbers, list):
             setattr(config, name, [at for at, index in enumerate(chosen) if index in numbers])
+    return chosen
 
 
 def _bring_limits_near(config: Any, max_context: int) -> None:

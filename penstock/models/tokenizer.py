@@ -7,17 +7,26 @@ starts. This module imports without torch and, until a tokenizer is loaded, with
 
 import difflib
 import json
+import unicodedata
 from array import array
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from penstock.errors import TaskError, UserError
+from penstock.models.support import first_line, load_config
 from penstock.records import Message, Task
 from penstock.records.interfaces import Tokenizer
 
 ANSWER = "\u2402answer\u2403"
 """Stands for an answer in a conversation that is rendered only to see what a template writes after one."""
+IN_NO_VOCABULARY = "\U000323af"
+"""A character so rare that tokenizers encode it as they do any character that they have no token for."""
+
+
+VOCABULARY_FILES = ("tokenizer.json", "vocab*", "merges.txt", "*.model", "*.tiktoken")
+SHOWN = 12
+"""How many unknown characters a line lists."""
 
 
 class ChatTokenizer:
@@ -48,9 +57,18 @@ class ChatTokenizer:
             )
         except Exception as error:
             # What transformers raises depends on what is missing or broken in the folder.
+            folder = Path(name_or_path)
+            if folder.is_dir() and not any(any(folder.glob(pattern)) for pattern in VOCABULARY_FILES):
+                raise _without_vocabulary(name_or_path) from error
             raise UserError(
-                f"the tokenizer of {name_or_path!r} could not be loaded: {_first_line(error)}"
+                f"the tokenizer of {name_or_path!r} could not be loaded: {first_line(error)}"
             ) from error
+        if len(self._tokenizer) <= len(
+            {*self._tokenizer.get_added_vocab(), *self._tokenizer.all_special_tokens}
+        ):
+            raise _without_vocabulary(name_or_path)
+        self._unknown: dict[str, bool] = {}
+        """Which of the characters seen so far have no token."""
         self._prompts = PromptCache(self._encode)
         self._stop_token_ids = _stop_token_ids(name_or_path, self._tokenizer.eos_token_id)
 
@@ -120,6 +138,18 @@ class ChatTokenizer:
         text: str = self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
         return text
 
+    def unknown_characters(self, prompt: str | tuple[Message, ...]) -> set[str]:
+        """Return the characters that the model would not see, since the tokenizer has no token for them. Spaces,
+        accents and control characters may have become part of others."""
+        texts = (prompt,) if isinstance(prompt, str) else tuple(message.content for message in prompt)
+        return {char for text in texts for char in set(text) if self._is_unknown(char)}
+
+    def _is_unknown(self, char: str) -> bool:
+        if char not in self._unknown:
+            is_visible = unicodedata.category(char)[0] not in "ZMC" and char != IN_NO_VOCABULARY
+            self._unknown[char] = is_visible and self.encode(char) == self.encode(IN_NO_VOCABULARY)
+        return self._unknown[char]
+
     def check_pad_token(self, log: Callable[[str], None]) -> None:
         """Refuse a pad token that is not in the vocabulary; log which one will be saved if the tokenizer has
         none."""
@@ -181,21 +211,20 @@ class ChatTokenizer:
             raise TaskError(f"the chat template of {self.name!r} refuses the prompt: {error}") from error
 
 
+def _without_vocabulary(name_or_path: str) -> UserError:
+    return UserError(
+        f"the tokenizer of {name_or_path!r} has no vocabulary: it must have tokens beside its special ones; copy "
+        "the model's tokenizer there (tokenizer.json, tokenizer_config.json)"
+    )
+
+
 def _plain(messages: tuple[Message, ...]) -> list[dict[str, str]]:
     return [{"role": message.role, "content": message.content} for message in messages]
 
 
 def model_context(name_or_path: str, *, trust_remote_code: bool = False) -> int:
     """Return the longest sequence that the model was made for, from its config alone."""
-    from transformers import AutoConfig
-
-    try:
-        config = AutoConfig.from_pretrained(name_or_path, trust_remote_code=trust_remote_code)
-    except Exception as error:
-        # As with tokenizers, what is raised depends on what is missing or broken.
-        hint = "" if Path(name_or_path).exists() else " (no such folder here, nor in the hub's cache)"
-        raise UserError(f"model {name_or_path!r} could not be loaded{hint}: {_first_line(error)}") from error
-    return max_positions(config)
+    return max_positions(load_config(name_or_path, trust_remote_code=trust_remote_code))
 
 
 def max_positions(config: Any) -> int:
@@ -224,6 +253,20 @@ def check_prompts(
             )
         longest = max(longest, length)
     return longest
+
+
+def warn_of_unknown_characters(
+    prompts: Sequence[str | tuple[Message, ...]], tokenizer: ChatTokenizer, log: Callable[[str], None]
+) -> None:
+    """Name the characters of prompts that the model would not see."""
+    found = [unknown for prompt in prompts if (unknown := tokenizer.unknown_characters(prompt))]
+    if found:
+        chars = sorted(set().union(*found))
+        more = f" and {len(chars) - SHOWN} more" if len(chars) > SHOWN else ""
+        log(
+            f"the tokenizer of {tokenizer.name!r} has no token for {', '.join(map(repr, chars[:SHOWN]))}{more} "
+            f"(in {len(found):,} of {len(prompts):,} prompts): the model does not see them"
+        )
 
 
 def _stop_token_ids(name_or_path: str, eos_token_id: int | None) -> tuple[int, ...]:
@@ -258,15 +301,10 @@ def _read_json(name_or_path: str, file_name: str) -> dict[str, Any]:
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} is not a JSON object: {_first_line(error)}") from error
+        raise UserError(f"{path} is not a JSON object: {first_line(error)}") from error
     if not isinstance(content, dict):
         raise UserError(f"{path} is not a JSON object but a {type(content).__name__}")
     return content
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
 
 
 P = TypeVar("P", bound=Hashable)

@@ -160,6 +160,8 @@ class SampleEvent(Event, frozen=True, kw_only=True):
     """Whether its texts are still stored: old texts of a long run are deleted to make room for newer ones."""
     turns: tuple[TurnText, ...] = ()
     """What was read and sampled in each turn, where there are several."""
+    extra: dict[str, str] = {}
+    """Texts that a reward has given, by name."""
 
 
 class TokensEvent(Event, frozen=True, kw_only=True):

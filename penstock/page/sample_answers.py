@@ -101,6 +101,7 @@ def _texts(event: SampleEvent, shorten: bool) -> dict[str, Any]:
             "prompt": event.prompt,
             "answer": event.answer,
             "transcript": transcript,
+            "extra": event.extra,
             "text_kept": kept,
         }
     return {"prompt": event.prompt[-SHOWN_PROMPT:], "answer": event.answer[:SHOWN_ANSWER], "text_kept": kept}

@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING
 from penstock.config.root import PenstockConfig
 from penstock.engines.config import EngineConfig, with_settings
 from penstock.engines.kinds import kind_of, settings_of
-from penstock.errors import UserError
 from penstock.models.expert_count import count_experts
 from penstock.placement.automatic import check_transport, resolve_auto, sites_of
 from penstock.placement.gpu_pools import resolve_pools
 from penstock.placement.gpus import Gpu
 from penstock.placement.memory_plan import MemoryPlan, needs_of, plan_memory, ranks_have_room
-from penstock.placement.refusals import check_parallel
 
 if TYPE_CHECKING:
     from penstock.models.adapter_check import CheckedAdapter
@@ -86,14 +84,13 @@ def place(
     """
     needs = needs_of(config, outline, gpus, longest=longest) if outline else None
     config, pools = resolve_pools(config, gpus, needs)
-    check_parallel(config, model)
     if pools is not None:
         log(str(pools))
     resolved = resolve_auto(
         config,
         gpus,
         num_parameters=outline.num_parameters if outline else 0,
-        num_experts=experts_of(config, model),
+        num_experts=count_experts(model, trust_remote_code=config.model.trust_remote_code),
         has_room=partial(ranks_have_room, outline=outline, gpus=gpus, longest=longest) if outline else None,
     )
     config = resolved.config
@@ -109,17 +106,6 @@ def place(
         chosen=tuple(choice.setting for choice in resolved.choices),
         is_on_gpu=outline is not None,
     )
-
-
-def experts_of(config: PenstockConfig, model: str) -> int:
-    """Return how many experts the model has. A model without experts can't have their choices recorded."""
-    num_experts = count_experts(model, trust_remote_code=config.model.trust_remote_code)
-    if config.engine.record_routing == "on" and not num_experts:
-        raise UserError(
-            f"engine.record_routing=on needs a model with experts, and {config.model.name} has none; "
-            "use auto or off"
-        )
-    return num_experts
 
 
 def outline_on_gpu(

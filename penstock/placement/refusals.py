@@ -1,7 +1,7 @@
 """Refuses, before any process starts, what a config asks for and its parts can't do.
 
-Engines are checked against what their kinds can do, a trainer of several ranks against its model and its
-settings.
+Engines are checked against what their kinds can do, the model by its config alone, a trainer of several ranks
+against both. Nothing here imports torch.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -9,12 +9,20 @@ from importlib.util import find_spec
 from typing import Any
 
 from penstock.config.root import PenstockConfig
-from penstock.engines.kinds import kind_of, settings_of
+from penstock.config.unresolved import AUTO
+from penstock.engines.kinds import DEFAULT_KIND, kind_of, settings_of
 from penstock.errors import ConfigError, UserError
+from penstock.models.config import ALL_LINEAR, adapters_on_experts
 from penstock.models.expert_count import num_experts_of
+from penstock.models.support import RawConfig, check_supported, is_certainly_dense
+from penstock.placement.automatic import sites_of
+from penstock.placement.gpus import Gpu, why_missing
+from penstock.placement.shares import usable_cores
 from penstock.trainer.parallel.rank_layout import check_layout
 
 INTERRUPT = "interrupt:"
+RANKS_PER_CORE = 4
+"""The most ranks of a trainer for each core of a machine without GPUs."""
 STYLES = frozenset(
     {
         "colwise",
@@ -47,19 +55,35 @@ def needed_capabilities(config: PenstockConfig, *, trains: bool = True) -> dict[
     return needed
 
 
-def check_capabilities(config: PenstockConfig, *, trains: bool = True) -> None:
-    """Refuse a config that needs what engines of one of its kinds can't do."""
+def check_capabilities(config: PenstockConfig, *, trains: bool = True, gpus: Sequence[Gpu] = ()) -> None:
+    """Refuse a config that needs what engines of one of its kinds can't do on this machine, with these GPUs."""
     needed = needed_capabilities(config, trains=trains)
     lora = config.model.lora if trains and config.model.trains_adapter else None
+    device = _engine_device(config, gpus)
     for member in {member.kind: member for member in config.engine.members}.values():
         settings_of(member)  # checks the settings of a kind by path
-        can = kind_of(member.kind).can(member, lora)
+        kind = kind_of(member.kind)
+        can, elsewhere = (kind.can(member.model_copy(update={"device": on}), lora) for on in (device, "cuda"))
         beside = ["model.lora"] * (lora is not None) + ["engine.record_routing=on"] * ("routing" in needed)
-        _check_kind(member.kind, needed, can, beside)
+        _check_kind(member.kind, needed, can, beside, elsewhere)
 
 
-def _check_kind(kind: str, needed: Mapping[str, str], can: Collection[str], beside: Sequence[str]) -> None:
-    """Refuse what a kind lacks. `beside` are settings that an engine's interrupts depend on."""
+def _engine_device(config: PenstockConfig, gpus: Sequence[Gpu]) -> str:
+    """Return `engine.device`, and `cpu` for `auto` where this machine certainly has no GPU for engines."""
+    own = config.model.device if config.engine.device == AUTO else config.engine.device
+    is_here = config.launcher.is_local and not config.placement.engines
+    return "cpu" if own == AUTO and is_here and why_missing("cuda", gpus) is not None else own
+
+
+def _check_kind(
+    kind: str,
+    needed: Mapping[str, str],
+    can: Collection[str],
+    beside: Sequence[str],
+    elsewhere: Collection[str],
+) -> None:
+    """Refuse what a kind lacks. `beside` are settings that an engine's interrupts depend on; `elsewhere` is what
+    it can do on a GPU."""
     interrupts = [each.removeprefix(INTERRUPT) for each in can if each.startswith(INTERRUPT)]
     lacking = [name for name in needed if name not in can]
     if lacking and lacking[0].startswith(INTERRUPT) and interrupts:
@@ -70,8 +94,9 @@ def _check_kind(kind: str, needed: Mapping[str, str], can: Collection[str], besi
         )
     if lacking:
         wants = ", ".join(f"{name} (for {needed[name]})" for name in lacking)
+        where = " on a CPU" if all(name in elsewhere for name in lacking) else ""
         raise UserError(
-            f"engine.kind={kind} lacks {wants}; change the setting, or choose another engine.kind"
+            f"engine.kind={kind} lacks {wants}{where}; change the setting, or choose another engine.kind"
         )
 
 
@@ -99,18 +124,47 @@ def _of_evaluation(config: PenstockConfig) -> dict[str, str]:
     return {"merged_adapters": f"model.adapter={config.model.adapter}"} if config.model.adapter else {}
 
 
-def check_parallel(config: PenstockConfig, name_or_path: str) -> None:
-    """Refuse ranks that can't split this model, a name or folder whose config is known to load."""
-    if config.trainer.parallel.num_ranks == 1:
+def check_num_ranks(config: PenstockConfig, gpus: Sequence[Gpu]) -> None:
+    """Refuse more ranks than one machine can have, where no launcher reaches others."""
+    ranks, site = config.trainer.parallel.num_ranks, sites_of(config, gpus).trainer
+    most = len(gpus) if site.is_gpu else RANKS_PER_CORE * usable_cores()
+    if config.launcher.reaches_other_machines or ranks <= max(most, 1) or (site.is_gpu and not gpus):
         return
-    from transformers import AutoConfig
+    has = (
+        f"shows {most} GPUs" if site.is_gpu else f"can have {most} on a CPU ({RANKS_PER_CORE} for each core)"
+    )
+    raise UserError(
+        f"trainer.parallel has {ranks} ranks, and this machine {has}; lower trainer.parallel, or name a launcher "
+        "that reaches other machines"
+    )
 
-    trusted = config.model.trust_remote_code
-    check_ranks(config, AutoConfig.from_pretrained(name_or_path, trust_remote_code=trusted))
+
+def check_model(config: PenstockConfig, model: Any, gpus: Sequence[Gpu] = (), *, trains: bool = True) -> None:
+    """Refuse what this model can't have, by its Hugging Face config alone. The trainer computes the model itself,
+    so its family must be supported whichever engine generates."""
+    if trains or DEFAULT_KIND in config.engine.kinds:
+        check_supported(model)
+    if not trains:
+        return
+    lora = config.model.lora
+    if num_experts_of(model):
+        if lora is not None and lora.targets == ALL_LINEAR and config.model.adapter is None:
+            raise adapters_on_experts(model.model_type)
+        if config.engine.record_routing == AUTO:  # as placement decides later
+            engine = config.engine.model_copy(update={"record_routing": "on"})
+            config = config.model_copy(update={"engine": engine})
+        check_capabilities(config, gpus=gpus)
+    elif config.engine.record_routing == "on" and (type(model) is not RawConfig or is_certainly_dense(model)):
+        raise UserError(
+            f"engine.record_routing=on needs a model with experts, and {config.model.name} has none; "
+            "use auto or off"
+        )
+    if config.trainer.parallel.num_ranks > 1:
+        check_ranks(config, model)
 
 
 def check_ranks(config: PenstockConfig, model: Any) -> None:
-    """Refuse ranks that can't split a model with this Hugging Face config."""
+    """Refuse ranks that can't split a model with this Hugging Face config. A `RawConfig` lacks its class's plan."""
     parallel = config.trainer.parallel
     check_layout(parallel, model)
     layout = ", ".join(f"{name}={size}" for name, size in parallel.model_dump().items() if size > 1)
@@ -123,7 +177,7 @@ def check_ranks(config: PenstockConfig, model: Any) -> None:
     for sentence, is_refused in refusals.items():
         if is_refused:
             raise ConfigError(sentence)
-    if parallel.tensor > 1:
+    if parallel.tensor > 1 and type(model) is not RawConfig:
         _check_tensor(config, model, layout)
 
 

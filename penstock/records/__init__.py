@@ -28,13 +28,16 @@ from penstock.records.episodes import (
     Group,
     Message,
     Sample,
+    StepScore,
     Task,
+    TokenColumn,
     Turn,
     TurnSpan,
     sample_of_turn,
     samples_of_turns,
 )
 from penstock.records.generation import (
+    LEAST_TEMPERATURE,
     Chunk,
     EngineReport,
     FinishReason,
@@ -60,8 +63,6 @@ from penstock.records.partial_work import (
 from penstock.records.scores import (
     Score,
     ScoredGroup,
-    StepScore,
-    TokenColumn,
 )
 from penstock.records.steps import (
     CheckpointWritten,
@@ -87,6 +88,7 @@ __all__ = [
     "FloatArray",
     "IntArray",
     "DEFAULT_POLICY",
+    "LEAST_TEMPERATURE",
     "NOT_SAMPLED",
     "Record",
     "check_aligned",

@@ -152,6 +152,30 @@ class Sample(Record, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, loss_mask=self.loss_mask & keep)
 
 
+class StepScore(Record, frozen=True, kw_only=True):
+    """Holds the value of a part of an episode: tokens start..end of a turn's output."""
+
+    turn: int
+    """Which turn of the episode, from 0."""
+    start: int
+    """The first token of the step in the output of the turn."""
+    end: int
+    """One past its last token."""
+    value: float
+    """The value of the step."""
+
+
+class TokenColumn(Record, frozen=True, kw_only=True):
+    """Holds a named value for each token of a turn's output, for a loss that reads it (`LossTokens.columns`)."""
+
+    turn: int
+    """Which turn of the episode, from 0."""
+    name: str
+    """The name by which a loss finds it."""
+    values: FloatArray
+    """One value per token of the turn's output."""
+
+
 class Episode(Record, frozen=True, kw_only=True):
     """Holds one attempt at a task: the turns it made, oldest first. A failed attempt is data too."""
 
@@ -171,6 +195,10 @@ class Episode(Record, frozen=True, kw_only=True):
     `episode` use it."""
     parts: dict[str, float] = {}
     """The parts of that reward, by name."""
+    steps: tuple[StepScore, ...] = ()
+    """The values of steps that its workflow has set."""
+    columns: tuple[TokenColumn, ...] = ()
+    """The values of single tokens that its workflow has set."""
     rewrites: dict[str, int] = {}
     """How many turns could not continue the tokens of the turn before, since earlier messages were rewritten:
     by `client` or by `template`."""

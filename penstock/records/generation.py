@@ -10,6 +10,8 @@ import numpy as np
 from penstock.records.base import DEFAULT_POLICY, BoolArray, FloatArray, IntArray, Record, check_aligned
 from penstock.records.blobs import MaskRef, RoutingRef, routes_within
 
+LEAST_TEMPERATURE = 1e-6
+"""The lowest temperature above 0: logits that are divided by less are no finite numbers."""
 FinishReason = Literal["stop", "length", "cancelled"]
 
 
@@ -45,12 +47,17 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         rules = (
             ("max_tokens", self.max_tokens >= 1, ">= 1"),
             ("min_tokens", 0 <= self.min_tokens <= self.max_tokens, "between 0 and max_tokens"),
-            ("temperature", 0 <= self.temperature < inf, ">= 0 and finite"),
+            (
+                "temperature",
+                self.temperature == 0 or LEAST_TEMPERATURE <= self.temperature < inf,
+                f"0, or >= {LEAST_TEMPERATURE:g} and finite",
+            ),
             ("top_k", self.top_k >= 0, ">= 0 (0 is off)"),
             ("top_p", 0 < self.top_p <= 1, "in (0, 1]"),
             ("min_p", 0 <= self.min_p < 1, "in [0, 1)"),
             ("repetition_penalty", 0 < self.repetition_penalty < inf, "> 0 and finite (1 is off)"),
             ("presence_penalty", isfinite(self.presence_penalty), "finite (0 is off)"),
+            ("stop", all(self.stop), "texts that are not empty"),
         )
         for name, holds, rule in rules:
             if not holds:

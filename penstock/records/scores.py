@@ -1,4 +1,4 @@
-"""Defines scores of episodes, their steps and their tokens."""
+"""Defines scores of episodes and of groups."""
 
 import math
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 
 from penstock.records.base import FloatArray, Record, check_aligned
-from penstock.records.episodes import Episode, Group, Sample, Task, Turn
+from penstock.records.episodes import Episode, Group, Sample, StepScore, Task, TokenColumn, Turn
 
 LARGEST_REWARD = float(np.finfo(np.float32).max)
 """The largest float32, since trainers compute with float32."""
@@ -19,30 +19,6 @@ def fits_float32(number: float) -> bool:
         return math.isfinite(number) and abs(float(number)) <= LARGEST_REWARD
     except OverflowError:  # an int that no float can hold
         return False
-
-
-class StepScore(Record, frozen=True, kw_only=True):
-    """Holds the value of a part of an episode: tokens start..end of a turn's output."""
-
-    turn: int
-    """Which turn of the episode, from 0."""
-    start: int
-    """The first token of the step in the output of the turn."""
-    end: int
-    """One past its last token."""
-    value: float
-    """The value of the step."""
-
-
-class TokenColumn(Record, frozen=True, kw_only=True):
-    """Holds a named value for each token of a turn's output, for a loss that reads it (`LossTokens.columns`)."""
-
-    turn: int
-    """Which turn of the episode, from 0."""
-    name: str
-    """The name by which a loss finds it."""
-    values: FloatArray
-    """One value per token of the turn's output."""
 
 
 class Score(Record, frozen=True, kw_only=True):
@@ -57,6 +33,8 @@ class Score(Record, frozen=True, kw_only=True):
     """Values of parts of the episode, for token advantages."""
     columns: tuple[TokenColumn, ...] = ()
     """Values of single tokens, for the loss."""
+    extra: dict[str, str] = {}
+    """Texts to show with the sample, by name."""
 
     def misfit(self, episode: Episode) -> str | None:
         """Describe the first step or column that does not fit the episode; return None if all fit."""
@@ -115,6 +93,19 @@ class ScoredGroup(Record, frozen=True, kw_only=True):
     def values(self) -> FloatArray:
         """Return the values of the scores, without their parts."""
         return np.array([score.value for score in self.scores], dtype=np.float32)
+
+
+def plain_step(step: StepScore, weight: float = 1.0) -> StepScore:
+    """Return a step of user code with its value scaled, and with plain numbers."""
+    value = weight * float(step.value)
+    return StepScore(turn=int(step.turn), start=int(step.start), end=int(step.end), value=value)
+
+
+def plain_column(column: TokenColumn) -> TokenColumn:
+    """Return a column of user code, which may be a list or of another precision, in float32."""
+    with np.errstate(over="ignore"):  # infinite values are refused later
+        values = np.asarray(column.values, dtype=np.float32)
+    return TokenColumn(turn=int(column.turn), name=column.name, values=values)
 
 
 def _with_columns(sample: Sample, columns: tuple[TokenColumn, ...]) -> Sample:

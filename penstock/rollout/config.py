@@ -1,10 +1,12 @@
 """Defines the `rollout` section: how many attempts at a task, how they are sampled, and what an attempt is."""
 
+from typing import Annotated
+
 from pydantic import Field, field_validator
 
 from penstock.config import Section
 from penstock.http_server.http_calls import HttpConfig
-from penstock.records import DEFAULT_POLICY, SamplingParams
+from penstock.records import DEFAULT_POLICY, LEAST_TEMPERATURE, SamplingParams
 
 
 class AgentsConfig(Section):
@@ -32,13 +34,13 @@ class AgentsConfig(Section):
 class RolloutConfig(Section):
     """Sets how many attempts are made at a task, how they are sampled, and what an attempt is."""
 
-    group_size: int = Field(default=8, ge=1)
+    group_size: int = Field(default=8, ge=1, le=65536)
     """Episodes per task that are compared with each other (G)."""
-    groups_per_step: int = Field(default=8, ge=1)
+    groups_per_step: int = Field(default=8, ge=1, le=65536)
     """Groups that make one optimizer step."""
     max_new_tokens: int = Field(default=256, ge=1)
     """The longest answer, in tokens."""
-    temperature: float = Field(default=1.0, gt=0)
+    temperature: float = Field(default=1.0, ge=LEAST_TEMPERATURE)
     """Sampling temperature. 0 (greedy) has no distribution to train on and is for evaluation only."""
     top_k: int = Field(default=0, ge=0)
     """Keep the k likeliest tokens; 0 keeps all."""
@@ -46,7 +48,7 @@ class RolloutConfig(Section):
     """Keep the likeliest tokens that hold this much probability; 1 keeps all."""
     min_p: float = Field(default=0.0, ge=0, lt=1)
     """Keep tokens at least this likely relative to the likeliest; 0 keeps all."""
-    stop: tuple[str, ...] = ()
+    stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """Strings that end an answer."""
     chunk_tokens: int = Field(default=32, ge=1)
     """Tokens that an engine gathers before it sends them. More means fewer messages and later partial
@@ -55,12 +57,14 @@ class RolloutConfig(Section):
     """What an attempt is: `file.py:function` or `module:function` of an `async def workflow(task, rollout)`,
     the URL of an environment, or the command of an agent (`python agent.py`) that uses the run through
     OpenAI's API. Unset: the model answers the prompt once. A task's column `workflow` takes precedence."""
-    workers: int = Field(default=1, ge=0)
+    workers: int = Field(default=1, ge=0, le=1024)
     """Processes that run workflows and answer agents. 0 runs workflows in the controller, where a call that
     blocks stops the whole run and limits of CPU time and memory do not apply; commands still get one
     process."""
-    episodes_per_worker: int = Field(default=128, ge=1)
+    episodes_per_worker: int = Field(default=128, ge=1, le=65536)
     """Episodes that each of these processes runs at once, each in its own thread."""
+    processes: int = Field(default=0, ge=0)
+    """Commands (agents) that run at once, of all workers together. 0: as many as this machine has cores."""
     timeout_s: float = Field(default=1800.0, gt=0)
     """Time limit of an episode. Past it the episode fails, and a process that hangs in it is replaced."""
     retries: int = Field(default=5, ge=0)

@@ -1,6 +1,7 @@
-"""Runs episodes on worker processes. An episode that hangs in a call costs only itself: its process gets no new
-episodes, and is replaced when its others have ended."""
+"""Runs episodes on worker processes, with a limit of commands at once. An episode that hangs in a call costs only
+itself: its process gets no new episodes, and is replaced when its others have ended."""
 
+import asyncio
 from collections.abc import Callable, Sequence
 
 from penstock.channel.pooled_calls import CallKind, CallLost, PoolWorker
@@ -10,6 +11,7 @@ from penstock.records import Episode
 from penstock.rollout.episode_runner import TIMEOUT, WORKER_DIED, failed_episode
 from penstock.rollout.episode_spec import EpisodeSpec
 from penstock.rollout.rollout_process import Outcome
+from penstock.usercode import is_command
 
 SILENCE_S = 30.0
 """A worker that has not answered this long after an episode's time limit hangs as a whole."""
@@ -23,11 +25,14 @@ class EpisodePool:
         workers: Sequence[PoolWorker[EpisodeSpec, Outcome]],
         *,
         capacity: int,
+        workflow: str | None = None,
+        commands: int = 1,
         start_s: float = START_S,
         silence_s: float = SILENCE_S,
         max_deaths: int = MAX_DEATHS_IN_A_ROW,
         report: Callable[[str], None] = lambda words: None,
     ) -> None:
+        """`workflow` is that of tasks that name none; at most so many `commands` run at once."""
         kind: CallKind[EpisodeSpec, Outcome] = CallKind(
             worker="rollout",
             advice="look at the workflow, and at what ends processes on this machine (rollout.memory_gb, "
@@ -39,8 +44,17 @@ class EpisodePool:
         )
         places = [(worker, capacity) for worker in workers]
         self._pool = WorkerPool(places, kind, start_s=start_s, max_deaths=max_deaths, report=report)
+        self._workflow = workflow
+        self._commands = asyncio.Semaphore(commands)
 
     async def run(self, spec: EpisodeSpec) -> Episode:
+        workflow = spec.task.workflow or self._workflow
+        if workflow is None or not is_command(workflow):
+            return await self._run(spec)
+        async with self._commands:
+            return await self._run(spec)
+
+    async def _run(self, spec: EpisodeSpec) -> Episode:
         try:
             return (await self._pool.ask(spec)).episode
         except CallLost as error:

@@ -133,6 +133,11 @@ class Rollout:
         self._record.rewrites[who] = self._record.rewrites.get(who, 0) + 1
 
     @property
+    def has_begun(self) -> bool:
+        """Return whether the episode has asked for a turn."""
+        return self._record.num_begun > 0
+
+    @property
     def is_limited(self) -> bool:
         """Return whether the episode has asked for more turns or tokens than it may have."""
         return self._record.is_limited

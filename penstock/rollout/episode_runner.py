@@ -11,6 +11,7 @@ from penstock.errors import RequestRefused
 from penstock.http_server.http_calls import HttpConfig, is_transient
 from penstock.records import Episode, Score, Turn
 from penstock.records.interfaces import Tokenizer
+from penstock.records.scores import plain_column, plain_step
 from penstock.rollout.episode_rollout import Rollout, TokenSource
 from penstock.rollout.episode_spec import EpisodeSpec
 from penstock.rollout.replayed_calls import KeepCall, keep_nothing
@@ -80,7 +81,8 @@ async def run_episode(workflow: Workflow, rollout: Rollout) -> Episode:
         episode = failed_episode(spec, WORKFLOW_ERROR, "the workflow cancelled itself", rollout)
     except (Exception, SystemExit) as error:
         if limit.expired():
-            message = f"the episode took longer than rollout.timeout_s={spec.timeout_s:g}"
+            so_far = "" if rollout.has_begun else ", and it had not asked for its first turn by then"
+            message = f"the episode took longer than rollout.timeout_s={spec.timeout_s:g}{so_far}"
             episode = failed_episode(spec, TIMEOUT, message, rollout)
         elif rollout.is_limited and rollout.turns:
             episode = _cut_short(rollout)
@@ -122,7 +124,16 @@ def _episode(result: Any, rollout: Rollout) -> Episode:
     turns = _path_to(result, rollout.turns) if isinstance(result, Turn) else rollout.turns
     if not turns:
         raise ValueError("the workflow ended without a turn; it must generate at least one")
-    return _made(rollout, turns)
+    episode = _made(rollout, turns)
+    if isinstance(result, Score):
+        if (misfit := result.misfit(episode)) is not None:
+            raise ValueError(f"the workflow returned {misfit}")
+        return msgspec.structs.replace(
+            episode,
+            steps=tuple(plain_step(step) for step in result.steps),
+            columns=tuple(plain_column(column) for column in result.columns),
+        )
+    return episode
 
 
 def _cut_short(rollout: Rollout) -> Episode:

@@ -13,14 +13,15 @@ from penstock.durability.work_replay import WorkReplay
 from penstock.engines.engine_pool import EnginePool
 from penstock.errors import PenstockError, UserError
 from penstock.models.adapter_folder import read_adapter
-from penstock.models.tokenizer import check_prompts
+from penstock.models.support import load_config
+from penstock.models.tokenizer import check_prompts, warn_of_unknown_characters
 from penstock.observe.event_stream import EventStream
 from penstock.observe.events import AnyEvent, LogLine
 from penstock.placement.automatic import resolve_auto
 from penstock.placement.gpu_pools import engine_pools, engines_alone, visible_gpus
 from penstock.placement.gpus import Gpu
 from penstock.placement.placed_config import outline_on_gpu
-from penstock.placement.refusals import check_capabilities
+from penstock.placement.refusals import check_capabilities, check_model
 from penstock.placement.shares import place_threads, usable_cores
 from penstock.processes.first_start import start_together
 from penstock.processes.launchers import Launcher
@@ -41,6 +42,7 @@ from penstock.run.workers import (
     start_scorers,
 )
 from penstock.scoring.functions import load_functions
+from penstock.scoring.scoring_process import TrainerState
 from penstock.tasks.sources import load_tasks
 from penstock.tasks.stream import TaskStream
 
@@ -55,15 +57,17 @@ def prepare_evaluation(
         )
     if config.model.adapter is not None:
         read_adapter(Path(config.model.adapter))
-    check_capabilities(config, trains=False)
+    check_capabilities(config, trains=False, gpus=gpus)
     check_devices(config, gpus)
     heldout = load_tasks(config.eval.tasks, log)
     load_functions(config.reward)
     named = config.rollout.workflow
     Workflows().check(heldout)
     model, tokenizer, max_context = open_model(config, log=log, cache=cache)
+    check_model(config, load_config(model, trust_remote_code=config.model.trust_remote_code), trains=False)
     config = engines_alone(config, gpus)
     config, _, heldout = resolve_prompts(config, (), heldout, has_template=tokenizer.has_template, log=log)
+    warn_of_unknown_characters([task.prompt for task in heldout], tokenizer, log)
     check_prompts(heldout, tokenizer, max_context=max_context, max_new_tokens=config.rollout.max_new_tokens)
     outline = outline_on_gpu(config, model, gpus)
     resolved = resolve_auto(
@@ -149,6 +153,8 @@ async def _evaluate_on(
     launcher: Launcher, prepared: Prepared, engine: EnginePool, care: PoolWatches
 ) -> list[Rewards]:
     scorer = await start_scorers(launcher, prepared, care)
+    steps = prepared.config.run.steps
+    scorer.training = lambda: TrainerState(global_step=steps, max_steps=steps)  # as after training
     episodes = await start_episodes(launcher, prepared, WorkReplay(engine=engine), care)
     parts = Parts(
         engines=engine,

@@ -17,29 +17,30 @@ import msgspec
 from penstock.algorithms.selection import SELECTIONS
 from penstock.config.root import PenstockConfig
 from penstock.config.unresolved import AUTO
-from penstock.demo.model import open_builtin
+from penstock.demo.model import RECIPES, open_builtin
 from penstock.durability.checkpoints import Part
 from penstock.durability.run_facts import read_facts, write_facts
 from penstock.engines.kinds import kind_of
 from penstock.errors import UserError
-from penstock.models.tokenizer import ChatTokenizer, check_prompts, model_context
+from penstock.http_server.hub_access import check_hub
+from penstock.models.support import RawConfig, load_config, read_config
+from penstock.models.tokenizer import ChatTokenizer, check_prompts, model_context, warn_of_unknown_characters
 from penstock.observe.events import ConfigEvent, RunEvent
 from penstock.observe.run_state import RunState
 from penstock.observe.store.event_store import EventStore, budgets
 from penstock.observe.writers import MetricsWriter, Tracker, check_writers, make_writers
-from penstock.placement.automatic import sites_of
+from penstock.placement.automatic import check_transport, sites_of
 from penstock.placement.gpu_pools import used_gpus
 from penstock.placement.gpus import Gpu, why_missing
 from penstock.placement.memory_plan import MemoryPlan
 from penstock.placement.placed_config import outline_on_gpu, place, resolve_adapter
-from penstock.placement.refusals import check_capabilities
+from penstock.placement.refusals import check_capabilities, check_model, check_num_ranks
 from penstock.processes.launchers.launcher_kinds import launcher_settings
 from penstock.processes.launchers.user_files import UserFiles, gather
 from penstock.records import Task
 from penstock.rollout.workflow import Workflow, Workflows, load_workflow
 from penstock.run.run_folder import SavedRun, shown, write_config
 from penstock.scoring.functions import load_functions
-from penstock.sync.transports import transport_of
 from penstock.tasks.config import TasksConfig
 from penstock.tasks.curriculum import load_curriculum
 from penstock.tasks.sources import load_tasks
@@ -115,15 +116,12 @@ def prepare(
     check_writers(config.observe)
     if saved is None:
         check_parent(config.run.folder)
-    check_devices(config, gpus)
+    _check_config(config, gpus)
     train_tasks = _tasks(config.tasks, tasks, log)
     heldout_tasks = [] if config.eval.tasks is None else _tasks(config.eval.tasks, heldout, log)
     load_functions(config.reward)
     config.algorithm.load()
-    check_capabilities(config)
-    if config.sync.transport != AUTO:
-        transport_of(config.sync.transport)  # load one that is named by path before anything starts
-    launcher_settings(config.launcher)  # likewise
+    launcher_settings(config.launcher)  # loads a launcher that is named by path
     load_curriculum(config.tasks.curriculum, train_tasks)
     if workflow is None and config.rollout.workflow is not None:
         workflow = load_workflow(config.rollout.workflow, config.rollout.http)
@@ -132,6 +130,7 @@ def prepare(
     is_single_turn = not Workflows().check([*train_tasks, *heldout_tasks]) and workflow is None
     warn_of_idle_penalty(config, log)
     model, tokenizer, max_context = open_model(config, log=log, cache=cache)
+    check_model(config, load_config(model, trust_remote_code=config.model.trust_remote_code), gpus)
     tokenizer.check_pad_token(log)
     has_weights = saved is not None and saved.checkpoint is not None
     config, adapter = resolve_adapter(config, model, saved=has_weights, log=log)
@@ -139,6 +138,7 @@ def prepare(
         config, train_tasks, heldout_tasks, has_template=tokenizer.has_template, log=log
     )
     _refuse_shared(train_tasks, heldout_tasks)
+    warn_of_unknown_characters([task.prompt for task in (*train_tasks, *heldout_tasks)], tokenizer, log)
     new_tokens = config.rollout.max_new_tokens
     longest = max(
         check_prompts(some, tokenizer, max_context=max_context, max_new_tokens=new_tokens)
@@ -151,7 +151,7 @@ def prepare(
         config, model, outline_on_gpu(config, model, gpus, adapter), gpus, longest=longest, log=log
     )
     config = placed.config
-    check_capabilities(config)  # also of what was `auto`
+    check_capabilities(config, gpus=gpus)  # also of what was `auto`
     if config.run.deterministic and (placed.is_on_gpu or not is_single_turn):
         needed = "answers of one turn" if not is_single_turn else "a CPU: set model.device=cpu"
         raise UserError(f"run.deterministic=true needs {needed}")
@@ -184,6 +184,7 @@ def open_model(
     """Return the model's path, its tokenizer, and how long its sequences may be."""
     trusted = config.model.trust_remote_code
     model = open_builtin(config.model.name, cache, log=log)
+    check_hub(model, log)
     max_context = min(
         config.engine.max_context or sys.maxsize, model_context(model, trust_remote_code=trusted)
     )
@@ -194,6 +195,26 @@ def open_model(
         template_args=config.tasks.template_args,
     )
     return model, tokenizer, max_context
+
+
+def _check_config(config: PenstockConfig, gpus: Sequence[Gpu]) -> None:
+    """Refuse what the config and the model's `config.json` rule out, before tasks are read or torch is imported."""
+    check_devices(config, gpus)
+    check_num_ranks(config, gpus)
+    check_capabilities(config, gpus=gpus)
+    if config.sync.transport != AUTO:
+        check_transport(config, sites_of(config, gpus))  # loads one that is named by path
+    if (known := _known_config(config.model.name)) is not None:
+        check_model(config, known, gpus)
+
+
+def _known_config(name: str) -> RawConfig | None:
+    """Return what the model's config says before it is loaded, or made."""
+    if name not in RECIPES:
+        return read_config(name)
+    num_experts = getattr(RECIPES[name], "num_experts", 0)
+    dense = RawConfig(model_type="llama")
+    return RawConfig(model_type="qwen3_moe", num_experts=num_experts) if num_experts else dense
 
 
 def resolve_prompts(

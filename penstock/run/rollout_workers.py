@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from penstock.channel import Channel, remote, serve
 from penstock.durability.work_replay import WorkReplay
+from penstock.placement.shares import usable_cores
 from penstock.processes.launchers import Launcher
 from penstock.processes.launchers.memory_limit import memory_environment
 from penstock.processes.pooled_workers import PoolWatches, start_pooled
@@ -60,7 +61,14 @@ async def _start(
     restarts = prepared.config.run.restarts
     workers = await start_pooled(places, _running_in, restarts, care)
     report = (lambda words: None) if care is None else care.events.log
-    pool = EpisodePool(workers, capacity=rollout.episodes_per_worker, max_deaths=restarts + 1, report=report)
+    pool = EpisodePool(
+        workers,
+        capacity=rollout.episodes_per_worker,
+        workflow=rollout.workflow,
+        commands=rollout.processes or usable_cores(),
+        max_deaths=restarts + 1,
+        report=report,
+    )
     if care is not None:
         care.over(workers, pool)
     return pool

@@ -52,6 +52,8 @@ from penstock.run.run_launchers import Launchers, open_launchers
 from penstock.run.summary import Summary, summarise
 from penstock.run.workers import Workers, start_scorers, start_workers
 from penstock.scoring.retrying import RetryingScorer
+from penstock.scoring.scoring_process import TrainerState
+from penstock.scoring.thread_scorer import LocalScorer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +68,7 @@ class _Opened:
 class Run:
     """Owns the processes of one run. `stop` and `cancel` end it early, with the model saved."""
 
-    def __init__(self, prepared: Prepared, shown: ShownRun, *, scorer: Scorer | None = None) -> None:
+    def __init__(self, prepared: Prepared, shown: ShownRun, *, scorer: LocalScorer | None = None) -> None:
         """`scorer` is a reward that exists only in this process."""
         self._prepared = prepared
         self._config = prepared.config
@@ -80,8 +82,7 @@ class Run:
         """Whether it trains, or has trained: before that, there is nothing to save."""
 
     def stop(self) -> None:
-        """End after the step in progress, or now if training has not begun. Safe to call at any time, from any
-        thread."""
+        """End after the step in progress, or now if training has not begun. Any thread may call it at any time."""
         if self.has_begun:
             self._ending.stop()
             self._ending.call(self._stop_in_order)
@@ -89,13 +90,12 @@ class Run:
             self.cancel()
 
     def cancel(self) -> None:
-        """End without an evaluation. The trainer still completes its step, and the model is saved. As safe as
-        `stop`."""
+        """End without an evaluation. The trainer completes its step, and the model is saved."""
         self._ending.cancel()
         self._ending.call(self._stop_waiting)
 
     def say(self, line: str) -> None:
-        """Log a line as an event of the run. As safe as `stop`."""
+        """Log a line as an event of the run."""
         if not self._ending.call(partial(self._events.log, line)):
             self._events.log(line)
 
@@ -145,7 +145,6 @@ class Run:
             stream.close()
 
     def _begin_events(self) -> None:
-        """Switch events to the event loop's clock, and store them in the run folder."""
         prepared, stream, loop = self._prepared, self._shown.stream, asyncio.get_running_loop()
         self._ending.bind()
         stream.move_to(loop, loop.call_soon)
@@ -177,8 +176,7 @@ class Run:
                 await collector.fetch()
 
     def _begin_tasks(self, beginning: Beginning) -> None:
-        """Subscribe the curriculum. A new run also reports what a crash would cost, and makes its step 0
-        resumable."""
+        """Subscribe the curriculum. A new run reports what a crash would cost and makes its step 0 resumable."""
         config, tasks = self._config, beginning.tasks
         if tasks.curriculum is not None:
             self._shown.stream.subscribe("curriculum", tasks.curriculum)
@@ -204,16 +202,11 @@ class Run:
         await self._save(workers)
 
     async def _train(self, opened: _Opened, workers: Workers) -> None:
-        """Start the workers that only training needs, build the controller, and train while workers that die are
-        replaced."""
+        """Start the workers that only training needs, build the controller, and train."""
         config, prepared, beginning = self._config, self._prepared, opened.beginning
         resumes = config.sync.interrupt not in ONE_VERSION
-        engines = EnginePool(
-            {one.name: one.calls for one in workers.engines},
-            resumes=resumes,
-            replaces=True,
-            load_share=config.sync.load_share,
-        )
+        calls = {one.name: one.calls for one in workers.engines}
+        engines = EnginePool(calls, resumes=resumes, replaces=True, load_share=config.sync.load_share)
         care = PoolWatches(self._events, opened.collector, config.run.freeze_s)
         async with AsyncExitStack() as at_end:
             pools = self._start_pools(opened, engines, care, at_end)
@@ -244,8 +237,9 @@ class Run:
     ) -> tuple[Scorer, EpisodeRunner]:
         """Start the scorers and the rollout workers; `at_end` closes them."""
         config, prepared, events = self._config, self._prepared, self._events
-        launcher, beginning = opened.launchers.own, opened.beginning
+        launcher, beginning, state = opened.launchers.own, opened.beginning, self._shown.state
         started = self._scorer or await start_scorers(launcher, prepared, care)
+        started.training = lambda: TrainerState(global_step=state.step, max_steps=state.steps_planned)
         scorer = RetryingScorer(started, retries=config.reward.retries)
         at_end.push_async_callback(scorer.close)
         kept = keep_work(
@@ -382,7 +376,6 @@ class Run:
         await supervised(self._room.patiently(save), [workers.trainer.place])
 
     def _what_is_left(self) -> str:
-        """Describe in a sentence how to recover what was trained without the trainer."""
         folder, found = self._prepared.folder, checkpoints_of(self._prepared.folder)
         step = max(found, default=0)
         if found and self._controller is not None and self._controller.steps_done == step:
@@ -392,8 +385,7 @@ class Run:
         return f"the checkpoint of step {step} is all that is left" if found else "no checkpoint holds it"
 
     async def _rescue(self, workers: Workers, error: Exception) -> None:
-        """Save what was trained before the run failed. The caller reports the failure, which an error here must
-        not hide."""
+        """Save what was trained before the run failed. An error here must not hide the failure."""
         if self._controller is None or not self.has_begun:
             return
         self._events.log(f"the run failed: {error}")

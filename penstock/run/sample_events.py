@@ -69,6 +69,7 @@ def sample_event(
         age=None if age_of is None or oldest is None else age_of(oldest),
         traced=traced,
         turns=turn_texts(episode.turns, decode, KEPT_TRACED_TURNS if traced else KEPT_TURNS),
+        extra={} if score is None else score.extra,
     )
 
 

@@ -23,7 +23,7 @@ def own(task: Task, episode: Episode) -> Score:
             f"an episode of task {task.id!r} has no reward of its own; return one from the workflow, or let the "
             "agent POST it to /episodes/KEY/reward"
         )
-    return Score(value=episode.reward, parts=episode.parts)
+    return Score(value=episode.reward, parts=episode.parts, steps=episode.steps, columns=episode.columns)
 
 
 def auto(task: Task, episode: Episode) -> float | Score:

@@ -33,14 +33,14 @@ class RewardConfig(Section):
     """Reward functions, one or several; each is `{path, weight, name}` or just its path. Their weighted sum
     is the score. `auto` is the episode's own reward, where its workflow or agent gave one (`episode`); else the
     verifier of reasoning_gym for its tasks, and an exact match with the column `answer` for others."""
-    workers: int = Field(default=1, ge=1)
+    workers: int = Field(default=1, ge=1, le=1024)
     """Scoring processes."""
-    concurrency: int = Field(default=16, ge=1)
+    concurrency: int = Field(default=16, ge=1, le=65536)
     """Episodes that one worker scores at once when a function is `async`; otherwise it scores one by one."""
     device: str = "cpu"
     """Where functions with a parameter `device` compute: `cpu`, `cuda` or `cuda:N`. A worker sees only this
     GPU, as `cuda:0`."""
-    threads: int = Field(default=1, ge=1)
+    threads: int = Field(default=1, ge=1, le=1024)
     """Threads of a scoring process, for functions that run a model on a CPU."""
     http: HttpConfig = HttpConfig()
     timeout_s: float = Field(default=30.0, gt=0)

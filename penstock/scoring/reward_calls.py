@@ -19,6 +19,7 @@ from penstock.records.scores import LARGEST_REWARD, fits_float32
 from penstock.scoring.builtin_rewards import BUILTINS
 from penstock.scoring.functions import Reward, device_argument
 from penstock.scoring.score_sum import SCORE_NAN, SCORE_SHAPE, weighted_sum
+from penstock.scoring.scoring_process import NOT_TRAINING, TrainerState
 
 SCORE_ERROR = "score_error"
 """The function raised."""
@@ -35,17 +36,23 @@ def score_group(rewards: Sequence[Reward], group: Group) -> tuple[Score, ...]:
 
 
 async def score_episodes(
-    rewards: Sequence[Reward], task: Task, episodes: Sequence[Episode]
+    rewards: Sequence[Reward],
+    task: Task,
+    episodes: Sequence[Episode],
+    training: TrainerState = NOT_TRAINING,
 ) -> tuple[Score, ...]:
-    """Return one score per episode: the weighted sum, with each function's own value in `parts`.
+    """Return one score per episode: the weighted sum, with each function's own value in `parts`. `training` is for
+    functions in TRL's form.
 
     Functions are called in order, and each on the episodes in order. Only async calls overlap.
     """
     with failing(f"scoring task {task.id!r}"):
         columns: list[Sequence[Score | None]] = []
         for reward in rewards:
-            of = _plain_values if reward.form == "plain" else _trl_values
-            columns.append(await of(reward, task, episodes))
+            if reward.form == "plain":
+                columns.append(await _plain_values(reward, task, episodes))
+            else:
+                columns.append(await _trl_values(reward, task, episodes, training))
         return tuple(
             weighted_sum(rewards, row, task, episode)
             for row, episode in zip(zip(*columns, strict=True), episodes, strict=True)
@@ -70,12 +77,16 @@ async def _plain_values(reward: Reward, task: Task, episodes: Sequence[Episode])
     return scores
 
 
-async def _trl_values(reward: Reward, task: Task, episodes: Sequence[Episode]) -> list[Score | None]:
+async def _trl_values(
+    reward: Reward, task: Task, episodes: Sequence[Episode], training: TrainerState
+) -> list[Score | None]:
     """Return the score of each episode, from one call for all of them. None means that the function does not
     apply."""
     where = f"reward {reward.name!r} on task {task.id!r}"
+    logged = Logged(len(episodes), where)
     with failing(where):
-        raw = reward.call(**_trl_arguments(reward, task, episodes))
+        offered = {"trainer_state": training, "log_extra": logged.extra, "log_metric": logged.metric}
+        raw = reward.call(**_trl_arguments(reward, task, episodes, offered))
         raw = await raw if inspect.isawaitable(raw) else raw
         values = _as_list(raw)
     if values is None:
@@ -84,7 +95,47 @@ async def _trl_values(reward: Reward, task: Task, episodes: Sequence[Episode]) -
         raise ScoringFailed(
             f"{where} must return one value per completion, {len(episodes)}, got {len(values)}", SCORE_SHAPE
         )
-    return [None if value is None else Score(value=_number(value, where)) for value in values]
+    parts, extras = logged.parts(), logged.extras()
+    return [
+        None if value is None else Score(value=_number(value, where), parts=parts, extra=extra)
+        for value, extra in zip(values, extras, strict=True)
+    ]
+
+
+class Logged:
+    """Collects what a function in TRL's form logs in one call. A metric becomes a part of every score, and so has
+    the mean of its values in the metrics of a step."""
+
+    def __init__(self, num_episodes: int, where: str) -> None:
+        self._num_episodes = num_episodes
+        self._where = where
+        self._metrics: dict[str, list[float]] = {}
+        self._extras: dict[str, list[Any]] = {}
+
+    def metric(self, name: str, value: float) -> None:
+        """Log a number: TRL's `log_metric`."""
+        self._metrics.setdefault(str(name), []).append(_number(value, f"{self._where}: log_metric"))
+
+    def extra(self, column: str, values: Sequence[Any]) -> None:
+        """Log a value for each completion, or in several calls for some of them: TRL's `log_extra`."""
+        self._extras.setdefault(str(column), []).extend(values)
+
+    def parts(self) -> dict[str, float]:
+        return {name: sum(values) / len(values) for name, values in self._metrics.items()}
+
+    def extras(self) -> list[dict[str, str]]:
+        """Return the texts of each completion by column."""
+        for column, values in self._extras.items():
+            if len(values) != self._num_episodes:
+                raise ScoringFailed(
+                    f"{self._where}: log_extra of {column!r} must get one value per completion, "
+                    f"{self._num_episodes}, got {len(values)}",
+                    SCORE_SHAPE,
+                )
+        return [
+            {column: str(values[index]) for column, values in self._extras.items()}
+            for index in range(self._num_episodes)
+        ]
 
 
 def _seen(reward: Reward, episode: Episode) -> Episode | str:
@@ -137,8 +188,11 @@ def _copy_of(task: Task) -> Task:
     return msgspec.structs.replace(task, columns=copy.deepcopy(task.columns))
 
 
-def _trl_arguments(reward: Reward, task: Task, episodes: Sequence[Episode]) -> dict[str, Any]:
-    """Return the arguments that TRL passes, without those that the function has no parameter for."""
+def _trl_arguments(
+    reward: Reward, task: Task, episodes: Sequence[Episode], offered: dict[str, Any]
+) -> dict[str, Any]:
+    """Return the arguments that TRL passes, `offered` among them, without those that the function has no parameter
+    for."""
     size = len(episodes)
     completions: list[Any] = [episode.text for episode in episodes]
     prompts: list[Any] = [task.prompt] * size
@@ -155,7 +209,7 @@ def _trl_arguments(reward: Reward, task: Task, episodes: Sequence[Episode]) -> d
     arguments["completion_ids"] = [
         episode.turns[-1].output_ids.tolist() if episode.turns else [] for episode in episodes
     ]
-    return _accepted(reward.call, arguments)
+    return _accepted(reward.call, arguments | offered)
 
 
 def _accepted(call: Callable[..., Any], arguments: dict[str, Any]) -> dict[str, Any]:

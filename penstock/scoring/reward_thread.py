@@ -13,7 +13,7 @@ from penstock.errors import ScoringFailed
 from penstock.records import Episode, Score, Task
 from penstock.scoring.functions import Reward
 from penstock.scoring.reward_calls import failing, score_episodes
-from penstock.scoring.scoring_process import ScoringRequest, Verdict
+from penstock.scoring.scoring_process import NOT_TRAINING, ScoringRequest, TrainerState, Verdict
 
 T = TypeVar("T")
 
@@ -30,10 +30,12 @@ class RewardThread:
         # A daemon: a function that hangs must not keep the process from ending.
         threading.Thread(target=self._run, name="penstock-reward", daemon=True).start()
 
-    async def score(self, task: Task, episodes: Sequence[Episode]) -> tuple[Score, ...]:
+    async def score(
+        self, task: Task, episodes: Sequence[Episode], training: TrainerState = NOT_TRAINING
+    ) -> tuple[Score, ...]:
         """Score episodes. Cancelling the caller cancels async functions; a function that blocks keeps running,
         and its result is discarded."""
-        return await self._in_thread(lambda: self._score(task, episodes))
+        return await self._in_thread(lambda: self._score(task, episodes, training))
 
     async def answer(self, requests: Sequence[ScoringRequest]) -> tuple[Verdict, ...]:
         """Score requests one after another with one switch to the thread. A failure becomes the verdict of its
@@ -53,16 +55,18 @@ class RewardThread:
         for request in requests:
             start = self._loop.time()
             try:
-                verdict = Verdict(scores=await self._score(request.task, request.episodes))
+                verdict = Verdict(scores=await self._score(request.task, request.episodes, request.training))
             except ScoringFailed as error:
                 verdict = Verdict(reason=error.reason, message=str(error), detail=error.detail)
             verdicts.append(msgspec.structs.replace(verdict, seconds=self._loop.time() - start))
         return tuple(verdicts)
 
-    async def _score(self, task: Task, episodes: Sequence[Episode]) -> tuple[Score, ...]:
+    async def _score(
+        self, task: Task, episodes: Sequence[Episode], training: TrainerState
+    ) -> tuple[Score, ...]:
         """Score in a task of its own, since a function may cancel the current task."""
         with failing(f"scoring task {task.id!r}"):
-            return await asyncio.create_task(score_episodes(self._rewards, task, episodes))
+            return await asyncio.create_task(score_episodes(self._rewards, task, episodes, training))
 
     async def _counted(self, work: Callable[[], Awaitable[T]]) -> T:
         self._num_running += 1

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from penstock.errors import ScoringFailed
-from penstock.records import Episode, Score, StepScore, Task, TokenColumn
-from penstock.records.scores import fits_float32
+from penstock.records import Episode, Score, StepScore, Task
+from penstock.records.scores import fits_float32, plain_column, plain_step
 from penstock.scoring.functions import Reward
 
 SCORE_NAN = "score_nan"
@@ -15,13 +15,16 @@ SCORE_SHAPE = "score_shape"
 """A reward returned the wrong number of values, values that are not numbers, or steps or columns for tokens
 that the episode does not have."""
 
+MAX_EXTRA = 4000
+"""The most characters that are kept of an extra text."""
+
 
 def weighted_sum(
     rewards: Sequence[Reward], scores: Sequence[Score | None], task: Task, episode: Episode
 ) -> Score:
-    """Add up values scaled by the weights of their functions. Steps are scaled and joined; parts are kept under
-    the function's name, and columns as they are. Raise `ScoringFailed` when no function gave a value, or when
-    one does not fit the episode."""
+    """Add up values scaled by the weights of their functions. Steps are scaled and joined, columns are kept as they
+    are, and parts and extra texts under the function's name. Raise `ScoringFailed` when no function gave a value,
+    or when one does not fit the episode."""
     given = [(reward, score) for reward, score in zip(rewards, scores, strict=True) if score is not None]
     if not given:
         raise ScoringFailed(
@@ -36,7 +39,12 @@ def weighted_sum(
         steps=tuple(step for reward, score in given for step in _steps(reward, score, episode))
         if has_steps
         else (),
-        columns=tuple(_plain(column) for _, score in given for column in score.columns),
+        columns=tuple(plain_column(column) for _, score in given for column in score.columns),
+        extra={
+            f"{reward.name}.{name}": str(text)[:MAX_EXTRA]
+            for reward, score in given
+            for name, text in score.extra.items()
+        },
     )
     if not fits_float32(total.value):
         raise ScoringFailed(f"task {task.id!r}: the rewards add up to {total.value:g}", SCORE_NAN)
@@ -68,16 +76,7 @@ def _steps(reward: Reward, score: Score, episode: Episode) -> Iterator[StepScore
         last = len(episode.turns) - 1
         end = len(episode.turns[last].output_ids)
         steps = (StepScore(turn=last, start=0, end=end, value=float(score.value)),)
-    for step in steps:
-        value = reward.weight * float(step.value)
-        yield StepScore(turn=int(step.turn), start=int(step.start), end=int(step.end), value=value)
-
-
-def _plain(column: TokenColumn) -> TokenColumn:
-    """Convert values to float32: a function may return a list or another precision."""
-    with np.errstate(over="ignore"):  # infinite values are refused later
-        values = np.asarray(column.values, dtype=np.float32)
-    return TokenColumn(turn=int(column.turn), name=column.name, values=values)
+    yield from (plain_step(step, reward.weight) for step in steps)
 
 
 def _check(score: Score, episode: Episode, where: str) -> None:
@@ -85,7 +84,7 @@ def _check(score: Score, episode: Episode, where: str) -> None:
         misfit = score.misfit(episode)
         numbers = [score.value, *score.parts.values(), *(step.value for step in score.steps)]
         finite = all(fits_float32(number) for number in numbers)
-        finite = finite and all(np.isfinite(_plain(column).values).all() for column in score.columns)
+        finite = finite and all(np.isfinite(plain_column(column).values).all() for column in score.columns)
     except (TypeError, ValueError) as error:
         raise ScoringFailed(f"{where} must return numbers in its Score: {error}", SCORE_SHAPE) from error
     if misfit is not None:

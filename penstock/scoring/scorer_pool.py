@@ -7,7 +7,7 @@ from penstock.channel.worker_pool import MAX_DEATHS_IN_A_ROW, START_S, WorkerPoo
 from penstock.errors import RemoteError, RequestRefused, ScoringFailed, WorkerDied
 from penstock.records import Episode, Group, Score, Task
 from penstock.scoring.reward_calls import SCORE_ERROR
-from penstock.scoring.scoring_process import ScoringRequest, Verdict
+from penstock.scoring.scoring_process import ScoringRequest, TrainerState, Verdict
 from penstock.scoring.thread_scorer import TIMEOUT, refuse_if_group_is_needed, timed_out
 
 WORKER_DIED = "score_worker_died"
@@ -33,6 +33,8 @@ class ScorerPool:
         report: Callable[[str], None] = lambda words: None,
     ) -> None:
         self.needs_group = needs_group
+        self.training: Callable[[], TrainerState] = TrainerState
+        """Returns how far training is. The run sets it."""
         kind: CallKind[ScoringRequest, Verdict] = CallKind(
             worker="scoring",
             advice="look at the reward functions, and at what ends processes on this machine (reward.memory_gb, "
@@ -48,17 +50,20 @@ class ScorerPool:
         self._pool = WorkerPool(workers, kind, start_s=start_s, max_deaths=max_deaths, report=report)
 
     async def score(self, group: Group) -> tuple[Score, ...]:
-        return await self._score(ScoringRequest(task=group.task, episodes=group.episodes))
+        return await self._score(self._request(group.task, group.episodes))
 
     async def score_episode(self, task: Task, episode: Episode) -> Score:
         refuse_if_group_is_needed(self.needs_group)
-        return (await self._score(ScoringRequest(task=task, episodes=(episode,))))[0]
+        return (await self._score(self._request(task, (episode,))))[0]
 
     async def close(self) -> None:
         await self._pool.close()
 
     async def lost(self, number: int, death: WorkerDied) -> None:
         await self._pool.lost(number, death)
+
+    def _request(self, task: Task, episodes: tuple[Episode, ...]) -> ScoringRequest:
+        return ScoringRequest(task=task, episodes=episodes, training=self.training())
 
     async def _score(self, request: ScoringRequest) -> tuple[Score, ...]:
         try:

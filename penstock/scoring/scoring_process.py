@@ -25,11 +25,24 @@ class ScoringReady(msgspec.Struct, frozen=True, kw_only=True):
     """Calls that the worker takes at once."""
 
 
+class TrainerState(msgspec.Struct, frozen=True, kw_only=True):
+    """Says how far training is, by the names of transformers' `TrainerState`, for functions in TRL's form."""
+
+    global_step: int = 0
+    """Steps that were trained when the call began."""
+    max_steps: int = 0
+    """Steps of the run."""
+
+
+NOT_TRAINING = TrainerState()
+
+
 class ScoringRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Asks for scores of episodes of one task: one that has just ended, or a whole group."""
 
     task: Task
     episodes: tuple[Episode, ...]
+    training: TrainerState = NOT_TRAINING
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,6 +11,7 @@ from penstock.scoring.config import RewardConfig
 from penstock.scoring.functions import Reward, calls_at_once, load_callable, named_apart, needs_group, wrap
 from penstock.scoring.reward_calls import score_episodes
 from penstock.scoring.reward_thread import RewardThread
+from penstock.scoring.scoring_process import TrainerState
 
 TIMEOUT = "score_timeout"
 """A call took longer than the time limit."""
@@ -39,6 +40,8 @@ class ThreadScorer:
         self._closed = False
         self.needs_group = needs_group(self._rewards)
         self.num_abandoned = 0
+        self.training: Callable[[], TrainerState] = TrainerState
+        """Returns how far training is. The run sets it."""
 
     @classmethod
     def of(
@@ -66,7 +69,7 @@ class ThreadScorer:
             thread = self._thread = self._thread or RewardThread(self._rewards)
             try:
                 async with asyncio.timeout(self._timeout_s):
-                    return await thread.score(task, episodes)
+                    return await thread.score(task, episodes, self.training())
             except TimeoutError:
                 self.num_abandoned += 1
                 if self._thread is thread:
@@ -87,20 +90,24 @@ class MemoryScorer:
         self._rewards = (wrap(value, name="value"),)
         self._closed = False
         self.needs_group = needs_group(self._rewards)
+        self.training: Callable[[], TrainerState] = TrainerState
 
     async def score(self, group: Group) -> tuple[Score, ...]:
         if self._closed:
             raise ChannelClosed("the scorer is closed")
-        return await score_episodes(self._rewards, group.task, group.episodes)
+        return await score_episodes(self._rewards, group.task, group.episodes, self.training())
 
     async def score_episode(self, task: Task, episode: Episode) -> Score:
         refuse_if_group_is_needed(self.needs_group)
         if self._closed:
             raise ChannelClosed("the scorer is closed")
-        return (await score_episodes(self._rewards, task, (episode,)))[0]
+        return (await score_episodes(self._rewards, task, (episode,), self.training()))[0]
 
     async def close(self) -> None:
         self._closed = True
+
+
+LocalScorer = ThreadScorer | MemoryScorer
 
 
 def refuse_if_group_is_needed(needed: bool) -> None:

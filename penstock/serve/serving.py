@@ -48,6 +48,8 @@ DESCRIBED = (
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeSettings:
     model: str
+    adapter: str = ""
+    """The folder of an adapter that is merged into the model; "" takes the model as it is."""
     name: str = ""
     """What clients call the model; empty: the model's name or folder."""
     host: str = "127.0.0.1"
@@ -62,9 +64,9 @@ class ServeSettings:
     all_bodies_bytes: int = ALL_BODIES_BYTES
     """The most bytes that the bodies of all unanswered requests may have together."""
 
-    def of_folder(self, folder: str) -> "ServeSettings":
-        """Return these settings for the model in another folder."""
-        return replace(self, model=folder)
+    def of_folder(self, folder: str, adapter: str = "") -> "ServeSettings":
+        """Return these settings for the model in another folder, with an adapter merged into it."""
+        return replace(self, model=folder, adapter=adapter)
 
     def check(self) -> None:
         """Refuse an address that other machines can reach without a token."""
@@ -103,6 +105,7 @@ async def open_engine(settings: ServeSettings, config: EngineConfig) -> Opened:
             blobs=MemoryBlobs(),
             versions={DEFAULT_POLICY: 0},
             trust_remote_code=settings.trust_remote_code,
+            adapter=settings.adapter,
         )
     )
     described = await asyncio.to_thread(describe, settings, device, dtype)

@@ -37,7 +37,7 @@ class SyncConfig(Section):
     dtype: Literal["engine", "float32", "bfloat16", "float16"] = "engine"
     """The number format in which weights travel: `engine` is that of the engines; any other must hold it without
     loss."""
-    bucket_mb: int = Field(default=0, ge=0)
+    bucket_mb: int = Field(default=0, ge=0, le=65536)
     """Megabytes that travel as one piece. Tensors are packed together up to this size, and larger ones are
     split. 0 takes what suits the transport."""
     interrupt: Interrupt = "inflight"
@@ -49,7 +49,7 @@ class SyncConfig(Section):
     load_share: float = Field(default=0.25, gt=0, le=1)
     """Share of the engines that load new weights at once and stand still meanwhile. It is rounded up, but never
     all of several engines load at once, so that the others generate."""
-    slots: int = Field(default=2, ge=1)
+    slots: int = Field(default=2, ge=1, le=64)
     """Snapshots that may exist at once. With 2 or more the trainer never waits for engines: one is being sent,
     and a newer snapshot replaces one that has not been sent."""
     every: int = Field(default=1, ge=1)

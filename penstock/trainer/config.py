@@ -1,6 +1,6 @@
 """The `trainer` section sets optimizer, schedule, precision and memory."""
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -14,15 +14,15 @@ Gather = Literal["auto", "layer", "step"]
 class ParallelConfig(Section):
     """Sets how many ranks train together. Each rank is a process, with a GPU of its own where there are GPUs."""
 
-    data: int = Field(default=1, ge=1)
+    data: int = Field(default=1, ge=1, le=4096)
     """Copies of the trainer (data parallelism). Each trains on its part of a step, and gradients are summed."""
-    shard: int = Field(default=1, ge=1)
+    shard: int = Field(default=1, ge=1, le=4096)
     """Ranks that split weights, gradients and optimizer states among them (FSDP2). Each trains on its part of a
     step."""
-    tensor: int = Field(default=1, ge=1)
+    tensor: int = Field(default=1, ge=1, le=4096)
     """Ranks that split the matrices of each layer by transformers' plan for the model (tensor parallelism). They
     train on the same sequences."""
-    context: int = Field(default=1, ge=1)
+    context: int = Field(default=1, ge=1, le=4096)
     """Ranks that split the tokens of each sequence (context parallelism), and the weights as `shard` does. For
     sequences that are too long for one GPU."""
 
@@ -33,6 +33,11 @@ class ParallelConfig(Section):
 
 class TrainerConfig(Section):
     """Sets how steps are computed. What they optimise is in the `algorithm` section."""
+
+    elsewhere: ClassVar[dict[str, str]] = dict.fromkeys(
+        ("batch_size", "train_batch_size", "global_batch_size", "mini_batch_size"),
+        "a step trains on rollout.group_size x rollout.groups_per_step answers",
+    )
 
     learning_rate: float = Field(default=1e-5, ge=0, le=1)
     """Peak learning rate of AdamW."""
@@ -65,7 +70,7 @@ class TrainerConfig(Section):
     """Whether the reference model of a KL penalty uses the recorded experts too; otherwise it chooses its own."""
     shared_prompts: bool = True
     """Compute the prompt that sequences of a group share once per micro-batch instead of once per sequence."""
-    passes: int = Field(default=1, ge=1)
+    passes: int = Field(default=1, ge=1, le=1000)
     """Optimizer updates per step, each over all of its samples; more than one needs clipping."""
     logprob_chunk_tokens: int = Field(default=1024, ge=1)
     """The number of tokens whose logits are in memory at the same time."""
@@ -83,5 +88,5 @@ class TrainerConfig(Section):
     """When ranks gather split weights (`shard`, `context`): those of a `layer` whenever it runs, or all of them
     once per `step`. With `step`, every rank holds all weights in the format of the forward pass until the update.
     `auto` is `step` on GPUs that have room for it, else `layer`."""
-    threads: int = Field(default=0, ge=0)
+    threads: int = Field(default=0, ge=0, le=1024)
     """Threads of the trainer process on a CPU; 0 leaves the choice to torch."""

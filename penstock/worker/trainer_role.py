@@ -16,8 +16,9 @@ from penstock.channel import Channel
 from penstock.config.unresolved import refuse_auto
 from penstock.errors import UserError
 from penstock.models.config import LoraConfig
-from penstock.models.load import DTYPES, check_device, load_config, load_model, resolve_device
+from penstock.models.load import DTYPES, check_device, load_model, resolve_device
 from penstock.models.published import wire_dtypes
+from penstock.models.support import load_config
 from penstock.models.tokenizer import ChatTokenizer, max_positions
 from penstock.observe.recorder import Recorder
 from penstock.records.interfaces import WeightPublisher

@@ -42,6 +42,14 @@ def test_which_advantages_compare_within_a_group(advantage, needs):
         ({"engine_corrections": {"icepop": {"lo": 1}}}, "did you mean 'low'?"),
         ({"selection": {"zero_varianse": {}}}, "did you mean 'zero_variance'?"),
         ({"kl_estimator": "k9"}, "unknown kl_estimator 'k9'"),
+        ({"loss": "grpo"}, "'grpo' is an advantage and no loss; set algorithm.advantage=grpo"),
+        ({"loss": "gae"}, "'gae' is an advantage and no loss; set algorithm.advantage=gae"),
+        ({"advantage": "topr"}, "'topr' is a loss and no advantage; set algorithm.loss=topr"),
+        (
+            {"loss": "truncated_token"},
+            "'truncated_token' is a correction and no loss; set algorithm.corrections={truncated_token: {}}",
+        ),
+        ({"corrections": {"grpo": {}}}, "'grpo' is an advantage and no correction; set"),
         ({"los": "clip"}, "unknown key 'los' in AlgorithmConfig; did you mean 'loss'?"),
     ],
 )

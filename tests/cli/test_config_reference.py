@@ -1,16 +1,22 @@
 import yaml
 
-from penstock.cli.config_reference import configuration_reference, starter_config
+from penstock.cli.config_reference import configuration_reference, whole_config
 from penstock.config.loader import build
 from penstock.config.root import PenstockConfig
 
 
-def test_the_starter_is_a_config_of_defaults() -> None:
-    assert build(PenstockConfig, yaml.safe_load(starter_config())) == PenstockConfig()
+def test_every_key_is_there_with_its_default() -> None:
+    assert build(PenstockConfig, yaml.safe_load(whole_config())) == PenstockConfig()
+
+
+def test_comments_are_not_broken_inside_backticks() -> None:
+    lines = [line for line in whole_config().splitlines() if line.lstrip().startswith("# ")]
+    assert len(lines) > 400
+    assert [line for line in lines if line.count("`") % 2] == []
 
 
 def test_keys_of_inner_sections_can_be_switched_on_by_uncommenting_them() -> None:
-    text = starter_config().replace("    # max_batch: 64", "    max_batch: 7")
+    text = whole_config().replace("    # max_batch: 64", "    max_batch: 7")
     assert build(PenstockConfig, yaml.safe_load(text)).engine.embedded.max_batch == 7
 
 

@@ -40,6 +40,8 @@ def write(run: Path, config: dict[str, Any]) -> None:
 
 def test_a_run_whose_config_is_damaged_is_not_evaluated(tmp_path: Path) -> None:
     write(tmp_path, {"rollout": {"max_new_tokens": 7}})
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").touch()
     path = tmp_path / "config.yaml"
     path.write_text(path.read_text().replace("7", "6"))
     with pytest.raises(UserError, match="is not as Penstock wrote it"):
@@ -55,6 +57,16 @@ def test_a_run_is_evaluated_with_its_config_and_its_newest_model(tmp_path: Path)
     assert config.rollout.max_new_tokens == 7
     assert config.eval.tasks is not None
     assert config.eval.tasks.source == "other.jsonl"
+
+
+def test_a_run_is_found_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("runs/demo").mkdir(parents=True)
+    make_adapter(Path("runs/demo/model"), base_model_name_or_path="the/base")
+    write(Path("runs/demo"), {"rollout": {"max_new_tokens": 7}})
+    config = config_of("demo")
+    assert (config.model.name, config.model.adapter) == ("the/base", "runs/demo/model")
+    assert config.rollout.max_new_tokens == 7
 
 
 @pytest.mark.parametrize("of_run", [True, False])
@@ -127,7 +139,11 @@ def test_a_model_is_evaluated(
     monkeypatch.chdir(tmp_path)
     rows = [{"prompt": f"{a}+1=", "answer": "0"} for a in range(10, 14)]
     Path("tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    Path("rewards.py").write_text("def always(task, completion):\n    return float(task.prompt != '10+1=')\n")
+    Path("rewards.py").write_text(
+        "def always(prompts, completions, trainer_state):\n"
+        "    trained = trainer_state.global_step / trainer_state.max_steps\n"
+        "    return [trained * (prompt != '10+1=') for prompt in prompts]\n"
+    )
     with pytest.raises(SystemExit) as ended:
         main(
             [

@@ -7,7 +7,7 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from penstock.checksums import write_checksums
-from penstock.cli.export import export_model, model_of
+from penstock.cli.export import export_model, find_model, model_of
 from penstock.cli.main import main
 from penstock.durability.kept_checkpoints import keep_reward
 from penstock.errors import UserError
@@ -46,6 +46,20 @@ def test_the_model_of_a_step_is_exported(run: Path, capsys: pytest.CaptureFixtur
     assert ended.value.code == 0
     assert Path("deep/there/config.json").read_text() == "step-2"
     assert "deep/there" in capsys.readouterr().out
+
+
+def test_a_name_is_a_model_here_then_a_run_then_one_of_the_hub(run: Path) -> None:
+    said: list[str] = []
+    (run / "config.yaml").touch()
+    assert find_model("run", said.append) == ("runs/run/model", run)
+    assert find_model("runs/run", said.append) == ("runs/run/model", run)
+    assert said == ["run is a run: its model runs/run/model", "runs/run is a run: its model runs/run/model"]
+    assert find_model("builtin", said.append) == ("builtin", None)
+    make_model(Path("run"), written=1)
+    assert find_model("run", said.append) == ("run", None)
+    assert len(said) == 2
+    assert find_model("other", said.append) == ("other", None)
+    assert said[2] == "other is no run and no folder here, so it is looked up on the Hugging Face hub"
 
 
 def test_a_checkpoint_that_a_resumed_run_has_reached_is_newer_than_the_old_end(run: Path) -> None:

@@ -1,4 +1,5 @@
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -27,13 +28,30 @@ def test_init_writes_a_config_that_loads_and_says_every_default(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert call("init") == 0
+    assert call("init", "--all") == 0
     assert load_config(PenstockConfig, Path("penstock.yaml")) == PenstockConfig()
     text = Path("penstock.yaml").read_text()
     overridden = load_config(PenstockConfig, Path("penstock.yaml"), ["rollout.group_size=16"])
     assert overridden.rollout.group_size == 16
     for key in ("max_staleness: 4", "group_size: 8", "learning_rate: ", "transport: auto"):
         assert f"  # {key}" in text
+
+
+def test_init_writes_a_short_config_of_a_kind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert call("init") == 0
+    assert load_config(PenstockConfig, Path("penstock.yaml")).tasks.source == "builtin:arithmetic"
+    assert call("init", "mine.yaml", "--like", "lora") == 0
+    assert load_config(PenstockConfig, Path("mine.yaml")).model.lora is not None
+    assert capsys.readouterr().out.splitlines()[-1].endswith("then: penstock train mine.yaml")
+    for words in (("--like", "sft"), ("--like", "chat", "--all")):
+        assert call("init", "other.yaml", *words) == 2
+        expected = (
+            f"error: penstock init takes --all, or --like jsonl|chat|agent|lora, got --like {words[1]}\n"
+        )
+        assert capsys.readouterr().err == expected
 
 
 def test_a_full_disk_is_told_in_a_sentence(
@@ -118,6 +136,19 @@ def test_generate_answers_by_hand(tiny_model: Path, capsys: pytest.CaptureFixtur
     assert [line.split(" → ")[0] for line in first.splitlines()] == ["1+2=", "3+4="]
     assert call("generate", str(tiny_model), "1+2=", "3+4=", "--max-tokens", "4", "--seed", "1") == 0
     assert capsys.readouterr().out == first
+
+
+def test_generate_takes_a_run_by_its_name(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(tiny_model, "runs/demo/model")
+    Path("runs/demo/config.yaml").touch()
+    words = ("1+2=", "3+4=", "--max-tokens", "4", "--seed", "1")
+    assert call("generate", str(tiny_model), *words) == 0
+    expected = capsys.readouterr().out
+    assert call("generate", "demo", *words) == 0
+    assert capsys.readouterr() == (expected, "demo is a run: its model runs/demo/model\n")
 
 
 def test_generate_refuses_bad_sampling_in_one_sentence(
@@ -275,3 +306,24 @@ def test_a_shell_can_complete_commands() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env={**os.environ, **asked}
     )
     assert done.stdout.split() == ["generate"], done.stderr
+
+
+def test_a_config_that_can_not_be_is_refused_without_torch_and_without_a_folder(tmp_path: Path) -> None:
+    """torch and transformers take two seconds of CPU, and all else half of one."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text('{"model_type": "qwen3_5", "text_config": {}}')
+    code = (
+        "import sys; from penstock.cli.main import main\n"
+        "try: main(['train', 'model.name=model', 'engine.kind=vllm'])\n"
+        "finally: print([name for name in ('torch', 'transformers') if name in sys.modules])"
+    )
+    env = {**os.environ, "PYTHONPATH": str(Path(penstock.__file__).parent.parent)}
+    refused = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60
+    )
+    assert refused.returncode == 2
+    assert refused.stderr.startswith(
+        "error: Qwen3_5ForCausalLM can't be served: not all of its layers are plain"
+    )
+    assert refused.stdout.splitlines()[-1] == "[]"
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]

@@ -138,6 +138,14 @@ def test_every_turn_is_printed_with_its_role(tmp_path: Path) -> None:
     assert "  answer" not in full
 
 
+def test_what_a_reward_says_of_an_answer_is_printed_below_it(tmp_path: Path) -> None:
+    keep(tmp_path, sample(0, 1.0, extra={"judge.reason": "84 is\x1b right", "judge.model": "b" * 999}))
+    lines = [line.rstrip() for line in shown(tmp_path, Choice(latest=1)).splitlines()]
+    assert "  judge.reason  84 is\\x1b right" in lines
+    assert "b" * 500 not in "".join(line.strip() for line in lines)
+    assert "b" * 999 in shown(tmp_path, Choice(latest=1), full=True).replace(" ", "").replace("\n", "")
+
+
 def test_of_many_turns_the_first_and_the_last_are_printed_unless_in_full(tmp_path: Path) -> None:
     many = tuple(
         TurnText(turn=turn, role=role, text=f"{role}{turn}")

@@ -6,6 +6,7 @@ import pytest
 from annotated_types import Ge, Gt
 from pydantic import BaseModel, ValidationError
 
+from penstock.config.loader import load_config
 from penstock.config.root import PenstockConfig
 from penstock.errors import ConfigError
 from penstock.run.preflight import warn_of_idle_penalty
@@ -130,3 +131,50 @@ def test_weights_are_published_often_enough_for_the_bound():
         config(sync={"every": 6})
     with pytest.raises(ValidationError, match="sync.every must be at most 2, got 3"):
         config(sync={"every": 3}, staleness={"adaptive": True})
+
+
+@pytest.mark.parametrize(
+    ("word", "sentence"),
+    [
+        ("rollout.stop=['']", "rollout.stop.0: string should have at least 1 character"),
+        ("run.steps=true", "run.steps: input should be a number, not true or false, got True"),
+        ("placement.trainer=[true]", "placement.trainer: input should be a number, not true or false"),
+        ("engine.beside={vllm: true}", "engine.beside: input should be a number, not true or false"),
+        ("rollout.temperature=false", "rollout.temperature: input should be a number, not true or false"),
+        ("rollout.group_size=1000000000", "input should be less than or equal to 65536, got 1000000000"),
+        ("rollout.groups_per_step=1000000000", "input should be less than or equal to 65536"),
+        ("staleness.max_staleness=1000000000000", "input should be less than or equal to 1000"),
+        ("engine.count=99999", "engine.count: input should be less than or equal to 10000, got 99999"),
+        ("reward.workers=1000000", "input should be less than or equal to 1024"),
+        ("reward.threads=1000000", "input should be less than or equal to 1024"),
+        ("engine.threads=1000000", "input should be less than or equal to 1024"),
+        ("trainer.threads=1000000", "input should be less than or equal to 1024"),
+        ("rollout.workers=1000000", "input should be less than or equal to 1024"),
+        ("sync.slots=1000000000", "input should be less than or equal to 64"),
+        ("sync.bucket_mb=1000000000000", "input should be less than or equal to 65536"),
+        ("run.freeze_s=0.001", "run.freeze_s: must be 0, or at least 2: workers report every half second"),
+        ("rollout.temperature=1e-300", "input should be greater than or equal to 0.000001"),
+        ("eval.temperature=1.0e-300", "eval.temperature: must be 0, or at least 1e-06"),
+    ],
+)
+def test_senseless_values_have_bounds(word: str, sentence: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        load_config(PenstockConfig, None, [word])
+    assert sentence in str(refusal.value)
+
+
+def test_a_step_has_at_most_a_million_episodes() -> None:
+    with pytest.raises(
+        ValidationError, match="a step must have at most 1,048,576 episodes .* got 67,108,864"
+    ):
+        config(rollout={"group_size": 65536, "groups_per_step": 1024})
+    config(rollout={"group_size": 1024, "groups_per_step": 1024})
+
+
+@pytest.mark.parametrize("word", ["trainer.batch_size=8", "batch_size=8", "trainer.mini_batch_size=8"])
+def test_the_size_of_a_batch_is_said_where_it_is_set(word: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        load_config(PenstockConfig, None, [word])
+    assert str(refusal.value).endswith(
+        "; a step trains on rollout.group_size x rollout.groups_per_step answers"
+    )

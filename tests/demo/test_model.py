@@ -96,7 +96,9 @@ def test_another_recipe_is_another_model(cache: Path) -> None:
         [f"arithmetic-{TINY.key()}", f"arithmetic-{other.key()}"]
     )
     assert json.loads((folder / MANIFEST).read_text())["recipe"]["seed"] == 9
-    assert lines[0] == f"making the built-in model, once: it learns to add unsurely; in {folder}"
+    assert lines[0] == (
+        f"making the built-in model, once, in 20 to 30 s of a core: it learns to add unsurely; in {folder}"
+    )
     assert lines[1].startswith("built-in model: step 3, loss ")
 
 

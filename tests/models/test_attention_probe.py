@@ -2,6 +2,7 @@ import logging
 
 import pytest
 import torch
+from torch.func import functional_call
 
 from penstock.errors import UserError
 from penstock.models.attention_probe import check_attention, own_logprobs
@@ -43,6 +44,38 @@ def test_what_differs_always_is_refused():
             ours=lambda twin, sequences: [each + 1 for each in own(twin, sequences)],
             doing="trained",
         )
+
+
+def without_gradient_of(name):
+    def ours(twin, sequences):
+        weights = {
+            each: weight.detach() if each == name else weight for each, weight in twin.named_parameters()
+        }
+        return own(lambda **inputs: functional_call(twin, weights, (), inputs), sequences)
+
+    return ours
+
+
+def test_a_gradient_that_differs_is_refused_by_its_parameter():
+    name = "model.layers.0.self_attn.k_proj.weight"
+    message = (
+        r"^Llama can't be trained: our attention differs from the model's own \(the gradient of "
+        rf"{name} is off by 1 of its norm in a small random model of its config\); choose another model$"
+    )
+    with pytest.raises(UserError, match=message):
+        check_attention(families.llama(), max_context=64, ours=without_gradient_of(name), doing="trained")
+    check_attention(families.llama(), max_context=64, ours=without_gradient_of(name), doing="served")
+
+
+def test_gradients_are_made_only_for_training():
+    def watching(twin, sequences):
+        seen.append(torch.is_grad_enabled())
+        return own(twin, sequences)
+
+    seen = []
+    for doing in ("served", "trained"):
+        check_attention(families.llama(), max_context=64, ours=watching, doing=doing)
+    assert seen == [False, True]
 
 
 def test_tokens_that_were_not_computed_are_not_compared():

@@ -1,4 +1,4 @@
-from transformers import GPT2Config, Qwen2Config, Qwen2MoeConfig, Qwen3MoeConfig
+from transformers import Gemma4TextConfig, GPT2Config, Qwen2Config, Qwen2MoeConfig, Qwen3MoeConfig
 
 from penstock.bench.shapes import SHAPES
 from penstock.models.outline import Outline, outline
@@ -36,6 +36,14 @@ def test_other_families_name_things_differently() -> None:
         )
     )
     assert (experts.intermediate, experts.queries, experts.kv_per_token) == (48, 16, 16)
+
+
+def test_layers_that_differ_count_as_the_widest() -> None:
+    sizes = {"vocab_size": 20, "hidden_size": 16, "vocab_size_per_layer_input": 20, "intermediate_size": 8}
+    layers = ["sliding_attention", "full_attention"]
+    config = Gemma4TextConfig(**sizes, num_hidden_layers=2, layer_types=layers, head_dim=4, global_head_dim=8)
+    found = outline(config)
+    assert (found.queries, found.keys) == (8 * 8, 4 * 8)
 
 
 def test_experts_that_all_tokens_go_through_count_too() -> None:

@@ -7,7 +7,13 @@ from typing import Any
 import pytest
 
 from penstock.errors import TaskError, UserError
-from penstock.models.tokenizer import ChatTokenizer, PromptCache, check_prompts, model_context
+from penstock.models.tokenizer import (
+    ChatTokenizer,
+    PromptCache,
+    check_prompts,
+    model_context,
+    warn_of_unknown_characters,
+)
 from penstock.records import Message, Task
 
 TEMPLATE = (
@@ -212,7 +218,8 @@ def test_it_can_be_saved_beside_a_model(tmp_path: Path, tiny_model: Path) -> Non
     assert ChatTokenizer(str(tmp_path / "copy")).encode_prompt("7") == [8]
 
 
-def test_a_folder_without_a_tokenizer_is_one_sentence(tmp_path: Path) -> None:
+def test_a_broken_tokenizer_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(UserError) as raised:
         ChatTokenizer(str(tmp_path))
     assert str(raised.value).startswith(f"the tokenizer of {str(tmp_path)!r} could not be loaded: ")
@@ -282,3 +289,46 @@ def test_one_that_is_too_long_is_kept_until_the_next() -> None:
     kept.token_ids(1)
     kept.token_ids(9)
     assert asked == [9, 1, 9]
+
+
+@pytest.mark.parametrize("family", ["qwen2", "llama", None])
+def test_a_tokenizer_without_a_vocabulary_is_named_as_such(family: str | None, tmp_path: Path) -> None:
+    """Transformers loads one for some families, and lists its ways to make one for others."""
+    from transformers import CONFIG_MAPPING
+
+    if family is not None:
+        CONFIG_MAPPING[family]().save_pretrained(tmp_path)
+    with pytest.raises(UserError) as refusal:
+        ChatTokenizer(str(tmp_path))
+    assert str(refusal.value) == (
+        f"the tokenizer of '{tmp_path}' has no vocabulary: it must have tokens beside its special ones; copy the "
+        "model's tokenizer there (tokenizer.json, tokenizer_config.json)"
+    )
+
+
+def test_characters_without_a_token_are_named(tmp_path: Path) -> None:
+    tokenizer = ChatTokenizer(str(save_tokenizer(tmp_path)))
+    assert tokenizer.unknown_characters("12+x3=y \u0301") == {"x", "y"}
+    assert tokenizer.unknown_characters((Message(role="user", content="1z"),)) == {"z"}
+    said: list[str] = []
+    warn_of_unknown_characters(["1+2=", "12+x", "x-1"], tokenizer, said.append)
+    warn_of_unknown_characters(["1+2="], tokenizer, said.append)
+    warn_of_unknown_characters(["BCDEFGHIJKLMNO"], tokenizer, said.append)
+    assert said == [
+        f"the tokenizer of '{tmp_path}' has no token for '-', 'x' (in 2 of 3 prompts): the model does not see them",
+        f"the tokenizer of '{tmp_path}' has no token for {', '.join(map(repr, 'BCDEFGHIJKLM'))} and 2 more (in 1 of 1 "
+        "prompts): the model does not see them",
+    ]
+
+
+def test_a_tokenizer_of_bytes_knows_every_character(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: index for index, token in enumerate(alphabet)}
+    tokenizer = Tokenizer(models.BPE(vocabulary, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(tmp_path)
+    assert ChatTokenizer(str(tmp_path)).unknown_characters("aé漢😀\U000323af") == set()

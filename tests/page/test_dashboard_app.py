@@ -83,7 +83,8 @@ def test_a_sample_of_several_turns_has_them_all_and_a_list_has_none() -> None:
         {"label": "turn 1: model", "is_read": False, "text": "<call>mul(12, 7)</call><|end|>"},
         {"label": "turn 2: context", "is_read": True, "text": "<|tool|>84<|end|><|model|>"},
     ]
-    assert ask(lambda server: server.get("run/0/sample/1"))["transcript"] == []
+    single = ask(lambda server: server.get("run/0/sample/1"))
+    assert (single["transcript"], single["extra"]) == ([], {})
     listed = ask(lambda server: server.get("run/0/samples", limit="4"))["rows"]
     assert all("transcript" not in row for row in listed)
 

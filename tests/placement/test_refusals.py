@@ -1,12 +1,21 @@
 from typing import Any, ClassVar
 
 import pytest
-from transformers import GPT2Config, LlamaConfig, Qwen3MoeConfig
+from transformers import GPT2Config, LlamaConfig, Qwen3_5TextConfig, Qwen3MoeConfig
 
 from penstock.config.root import PenstockConfig
 from penstock.engines.kinds import EngineKind
 from penstock.errors import ConfigError, UserError
-from penstock.placement.refusals import check_capabilities, check_ranks, needed_capabilities
+from penstock.models.support import RawConfig
+from penstock.placement import refusals
+from penstock.placement.gpus import Gpu
+from penstock.placement.refusals import (
+    check_capabilities,
+    check_model,
+    check_num_ranks,
+    check_ranks,
+    needed_capabilities,
+)
 
 
 def config(**sections: Any) -> PenstockConfig:
@@ -208,3 +217,106 @@ def test_what_can_not_split_its_matrices_is_refused(
         check_ranks(ranked({"tensor": 2}, **sections), model)
     assert str(refusal.value) == sentence
     check_ranks(ranked({"tensor": 2, "shard": 2}), DENSE)
+
+
+GPU = Gpu(name="a GPU", total_bytes=10**10, free_bytes=10**10)
+MIXTURE = Qwen3MoeConfig(num_experts=4, num_attention_heads=4, num_key_value_heads=2)
+
+
+@pytest.fixture
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(refusals, "why_missing", lambda device, gpus: None if gpus else "needs a GPU")
+
+
+RAW = RawConfig(model_type="qwen3_moe", num_experts=4)
+
+
+@pytest.mark.parametrize("model", [Qwen3_5TextConfig(), RawConfig(model_type="qwen3_5_text")])
+@pytest.mark.parametrize("kind", ["embedded", "vllm"])
+def test_a_family_that_can_not_be_trained_is_refused_whichever_engine_serves_it(
+    kind: str, model: Any
+) -> None:
+    with pytest.raises(
+        UserError, match="^Qwen3_5ForCausalLM can't be served: not all of its layers are plain"
+    ):
+        check_model(config(engine={"kind": kind}), model)
+
+
+def test_an_evaluation_on_vllm_takes_a_family_that_only_vllm_serves() -> None:
+    check_model(config(engine={"kind": "vllm"}), Qwen3_5TextConfig(), trains=False)
+    with pytest.raises(UserError, match="^Qwen3_5ForCausalLM can't be served"):
+        check_model(config(), Qwen3_5TextConfig(), trains=False)
+
+
+@pytest.mark.usefixtures("no_gpu")
+@pytest.mark.parametrize("model", [MIXTURE, RAW])
+@pytest.mark.parametrize("device", ["auto", "cpu"])
+def test_a_mixture_on_vllm_needs_a_gpu(device: str, model: Any) -> None:
+    engine = {"kind": "vllm", "device": device}
+    with pytest.raises(UserError) as refusal:
+        check_model(config(engine=engine), model)
+    assert str(refusal.value) == (
+        "engine.kind=vllm lacks routing (for engine.record_routing=on) on a CPU; change the setting, or choose "
+        "another engine.kind"
+    )
+    check_model(config(engine={**engine, "record_routing": "off"}), model)
+    check_model(config(engine={"kind": "embedded"}), model)
+    check_model(config(engine={**engine, "vllm": {"urls": ["http://h:8000"]}}), model)
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_a_mixture_on_vllm_is_served_on_a_gpu_and_where_none_is_known() -> None:
+    check_model(config(engine={"kind": "vllm"}), MIXTURE, (GPU,))
+    check_model(config(engine={"kind": "vllm"}, launcher={"kind": "ray"}), MIXTURE)
+
+
+@pytest.mark.parametrize("model", [LlamaConfig(), RawConfig(model_type="llama")])
+def test_experts_that_are_not_there_can_not_be_recorded(model: Any) -> None:
+    recorded = config(engine={"record_routing": "on"})
+    with pytest.raises(UserError) as refusal:
+        check_model(recorded, model)
+    assert str(refusal.value) == (
+        "engine.record_routing=on needs a model with experts, and builtin has none; use auto or off"
+    )
+    check_model(recorded, RawConfig(model_type="mixtral"))  # its class may have them
+
+
+@pytest.mark.parametrize("model", [MIXTURE, RAW])
+def test_ranks_are_checked_by_the_models_config(model: Any) -> None:
+    with pytest.raises(ConfigError, match="^a mixture of experts can be trained with .* got tensor=2$"):
+        check_model(ranked({"tensor": 2}), model)
+
+
+@pytest.mark.parametrize("model", [MIXTURE, RAW])
+def test_adapters_on_all_layers_of_a_mixture_are_refused(model: Any) -> None:
+    with pytest.raises(UserError) as refusal:
+        check_model(config(model={"lora": {}}), model)
+    assert str(refusal.value) == (
+        "model.lora.targets=all-linear can't be used with qwen3_moe: adapters on the experts of a mixture are not "
+        "supported; name its other layers, such as [q_proj, v_proj, o_proj]"
+    )
+    check_model(config(model={"lora": {"targets": ["q_proj"]}}), model)
+    check_model(config(model={"adapter": "folder"}), model)
+
+
+def test_a_plan_is_looked_for_where_the_class_is_known() -> None:
+    raw = RawConfig(model_type="gpt2", num_attention_heads=12)
+    check_ranks(ranked({"tensor": 2}), raw)
+    check_ranks(ranked({"context": 3}), RawConfig(num_attention_heads=None))  # its class may have a number
+    with pytest.raises(ConfigError, match="must be 1 for gpt2, for which transformers has no plan"):
+        check_ranks(ranked({"tensor": 2}), GPT2Config())
+
+
+def test_one_machine_has_so_many_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(refusals, "usable_cores", lambda: 2)
+    check_num_ranks(ranked({"data": 8}), ())
+    with pytest.raises(UserError) as refusal:
+        check_num_ranks(ranked({"data": 64}), ())
+    assert str(refusal.value) == (
+        "trainer.parallel has 64 ranks, and this machine can have 8 on a CPU (4 for each core); lower "
+        "trainer.parallel, or name a launcher that reaches other machines"
+    )
+    check_num_ranks(ranked({"data": 64}, launcher={"kind": "ray"}), ())
+    with pytest.raises(UserError, match=r"has 3 ranks, and this machine shows 2 GPUs; lower"):
+        check_num_ranks(ranked({"data": 3}), (GPU, GPU))
+    check_num_ranks(ranked({"data": 2}), (GPU, GPU))

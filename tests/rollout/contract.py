@@ -6,8 +6,9 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from msgspec.structs import replace
+from msgspec.structs import astuple, replace
 
 from penstock.engines.scripted import ScriptedEngine
 from penstock.errors import PenstockError
@@ -116,6 +117,14 @@ class EpisodeRunnerContract:
     def test_a_number_is_what_the_episode_is_worth(self, tiny_model: Path) -> None:
         (episode,) = self.run(tiny_model, spec_of("worth"))
         assert (episode.failure, episode.reward, len(episode.turns)) == (None, 0.5, 1)
+
+    def test_a_score_keeps_its_steps_and_columns(self, tiny_model: Path) -> None:
+        (episode,) = self.run(tiny_model, spec_of("valued"))
+        assert (episode.failure, episode.reward, episode.parts) == (None, 0.5, {"style": 1.0})
+        assert [astuple(step) for step in episode.steps] == [(1, 0, 2, 0.5)]
+        (column,) = episode.columns
+        assert (column.turn, column.name, column.values.dtype) == (0, "teacher", np.float32)
+        assert column.values.tolist() == [-1.0, -2.0]
 
     def test_an_episode_ends_at_its_limit_of_turns_or_tokens_and_is_worth_nothing(
         self, tiny_model: Path

@@ -22,8 +22,10 @@ from tests.rollout.contract import sevens, spec_of
 pytestmark = pytest.mark.processes
 
 
-def run(program: str, model: Path, folder: Path, *, timeout_s: float = 60.0) -> Episode:
-    """The episode of a program that can't reach its engine: one turn is there already."""
+def run(
+    program: str, model: Path, folder: Path, *, timeout_s: float = 60.0, has_turn: bool = True
+) -> Episode:
+    """The episode of a program that can't reach its engine: one turn is there already, unless not `has_turn`."""
     path = folder / "agent.py"
     path.write_text(program)
     workflow = CommandWorkflow(f"{sys.executable} {path}")
@@ -31,7 +33,8 @@ def run(program: str, model: Path, folder: Path, *, timeout_s: float = 60.0) -> 
     async def main() -> Episode:
         rollout = Rollout(spec_of(timeout_s=timeout_s, answer="4"), sevens(), ChatTokenizer(str(model)))
         rollout.endpoint = Endpoint(base_url="http://localhost:1/v1", api_key="pk-1", model="m")
-        await rollout.generate("2+2=")
+        if has_turn:
+            await rollout.generate("2+2=")
         return await run_episode(workflow, rollout)
 
     return asyncio.run(main())
@@ -87,6 +90,14 @@ def test_one_that_never_stops_is_ended_with_what_it_started(tiny_model: Path, tm
     deadline = time.monotonic() + 60
     while is_alive(child):  # a killed process is there for a moment
         assert time.monotonic() < deadline
+
+
+def test_one_that_asked_for_nothing_in_its_time_is_said_to_have(tiny_model: Path, tmp_path: Path) -> None:
+    late = "the episode took longer than rollout.timeout_s=0.5"
+    sleeps = "import time; time.sleep(1000)"
+    silent = run(sleeps, tiny_model, tmp_path, timeout_s=0.5, has_turn=False)
+    assert silent.message == f"{late}, and it had not asked for its first turn by then"
+    assert run(sleeps, tiny_model, tmp_path, timeout_s=0.5).message == late
 
 
 def is_alive(pid: int) -> bool:

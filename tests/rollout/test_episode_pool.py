@@ -131,6 +131,30 @@ def test_the_least_loaded_takes_the_next_and_the_rest_wait() -> None:
     run_in_virtual_time(main())
 
 
+def test_only_so_many_commands_run_at_once() -> None:
+    async def main() -> None:
+        bench = Bench(num_workers=2, capacity=4, workflow="python agent.py", commands=2)
+        await bench.ask(4)
+        one, two = bench.workers
+        assert (one.begun, two.begun) == ([0], [1])
+        function = asyncio.create_task(bench.pool.run(spec_of("twice", index=9)))
+        await settle()
+        assert one.begun == [0, 9]
+        two.finish(1)
+        await settle()
+        assert two.begun == [1, 2]
+        one.finish(0)
+        one.finish(9)
+        two.finish(2)
+        await settle()
+        assert (one.begun, two.begun) == ([0, 9, 3], [1, 2])
+        one.finish(3)
+        assert await bench.failures() == [None] * 4
+        assert (await function).index == 9
+
+    run_in_virtual_time(main())
+
+
 def test_what_was_in_a_process_that_died_runs_again_apart() -> None:
     """One worker: a half at a time, and who comes later waits."""
 

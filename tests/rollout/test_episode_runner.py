@@ -10,7 +10,7 @@ import pytest
 
 from penstock.engines.scripted import ScriptedEngine
 from penstock.models.tokenizer import ChatTokenizer
-from penstock.records import Episode, Task
+from penstock.records import Episode, Score, StepScore, Task
 from penstock.rollout.episode_rollout import Rollout
 from penstock.rollout.episode_runner import EpisodeRunner, LocalEpisodes, run_episode
 from penstock.rollout.workflow import as_workflow
@@ -73,6 +73,16 @@ def test_rewrites_are_told_of_episodes_that_fail_and_that_are_returned_whole(tin
     failed, whole = run(tiny_model, failing), run(tiny_model, returning)
     assert (failed.failure, failed.rewrites) == ("workflow_error", {"client": 1})
     assert (whole.failure, whole.rewrites) == (None, {"template": 1})
+
+
+def test_a_step_of_tokens_that_are_not_there_fails_the_episode(tiny_model: Path) -> None:
+    async def astray(task: Task, rollout: Rollout) -> Score:
+        await rollout.generate(task.prompt)
+        return Score(value=1.0, steps=(StepScore(turn=0, start=0, end=9, value=1.0),))
+
+    episode = run(tiny_model, astray)
+    assert episode.failure == "workflow_error"
+    assert "the workflow returned a step of tokens 0..9 of turn 0, which has 2" in episode.message
 
 
 def test_a_workflow_that_cancels_itself_has_failed(tiny_model: Path) -> None:

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import numpy as np
 
-from penstock.records import Task, Turn
+from penstock.records import Score, StepScore, Task, TokenColumn, Turn
 from penstock.rollout.episode_rollout import Rollout
 
 
@@ -41,6 +42,15 @@ async def odd(task: Task, rollout: Rollout) -> Any:
 async def worth(task: Task, rollout: Rollout) -> float:
     await rollout.generate(task.prompt)
     return 0.5
+
+
+async def valued(task: Task, rollout: Rollout) -> Score:
+    """Values its steps and its tokens, with numbers as other libraries return them."""
+    first = await rollout.generate(task.prompt)
+    second = await rollout.generate(rollout.continue_(first, "+1="))
+    last = StepScore(turn=1, start=0, end=np.int64(len(second.output_ids)), value=np.float64(0.5))
+    teacher = TokenColumn(turn=0, name="teacher", values=[-1, -2])  # type: ignore[arg-type]
+    return Score(value=0.5, parts={"style": 1.0}, steps=(last,), columns=(teacher,))
 
 
 async def streamed(task: Task, rollout: Rollout) -> float:

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from transformers import LlavaConfig, Qwen3NextConfig
 
 from penstock.config.loader import build
 from penstock.config.root import PenstockConfig
@@ -15,6 +16,7 @@ from penstock.placement.gpus import Gpu
 from penstock.records import Task, Turn
 from penstock.rollout.episode_rollout import Rollout
 from penstock.rollout.workflow import as_workflow
+from penstock.run.evaluation_session import prepare_evaluation
 from penstock.run.preflight import Prepared, new_run_folder, open_writers, prepare
 
 
@@ -67,11 +69,67 @@ def test_a_run_folder_that_is_none_is_refused_at_once(
         prepare(build(PenstockConfig, deeper), tasks=[], log=[].append, cache=tmp_path)
 
 
+def test_a_vision_model_is_refused_before_there_is_a_run_folder(tiny_model: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny_model, tmp_path / "model")
+    LlavaConfig().save_pretrained(folder)
+    config = build(
+        PenstockConfig,
+        {
+            "model": {"name": str(folder)},
+            "reward": {"functions": ["penstock.bench.workload:reward"]},
+            "run": {"folder": str(tmp_path / "runs")},
+            "eval": {"tasks": {}},
+        },
+    )
+    sentence = "^LlavaForConditionalGeneration can't be served: vision"
+    with pytest.raises(UserError, match=sentence):
+        prepare(config, tasks=[Task(id="a", prompt="1+2=")], log=[].append, cache=tmp_path)
+    with pytest.raises(UserError, match=sentence):
+        prepare_evaluation(config, folder=tmp_path, log=print, cache=tmp_path, gpus=())
+    assert not (tmp_path / "runs").exists()
+
+
 def test_a_gpu_that_is_not_there_stops_the_run_before_its_model_is_read(tmp_path: Path) -> None:
     gpu = Gpu(name="a GPU", total_bytes=10**10, free_bytes=10**10)
     config = build(PenstockConfig, {"model": {"name": "none", "device": "cuda:99"}})
     with pytest.raises(UserError, match=r"^model.device=cuda:99 needs more than the 1 GPU that this machine"):
         prepare(config, tasks=[Task(id="a", prompt="1+2=")], log=[].append, cache=tmp_path, gpus=(gpu,))
+
+
+@pytest.mark.parametrize(
+    ("sections", "sentence"),
+    [
+        ({"model": {"name": "family"}}, "^Qwen3NextForCausalLM can't be served"),
+        ({"model": {"name": "family"}, "engine": {"kind": "vllm"}}, "^Qwen3NextForCausalLM can't be served"),
+        ({"engine": {"kind": "vllm"}, "rollout": {"top_p": 0.9}}, "^engine.kind=vllm lacks sampling_mask"),
+        ({"engine": {"kind": "vllm"}, "sync": {"selection": "delta"}}, "^engine.kind=vllm lacks delta"),
+        ({"engine": {"kind": "vllm"}, "model": {"lora": {}}}, "^sync.interrupt must be drain with"),
+        (
+            {"sync": {"transport": "cuda_ipc"}},
+            "^sync.transport=cuda_ipc needs trainer and engines on one GPU",
+        ),
+        ({"engine": {"record_routing": "on"}}, "^engine.record_routing=on needs a model with experts"),
+        ({"trainer": {"parallel": {"data": 4096}}}, "^trainer.parallel has 4096 ranks, and this machine can"),
+    ],
+)
+def test_what_a_config_can_not_have_is_refused_before_tasks_are_read_and_a_folder_is_made(
+    sections: dict[str, Any], sentence: str, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Qwen3NextConfig().save_pretrained(tmp_path / "family")
+    given = {"tasks": {"source": "nowhere.jsonl"}, **sections}
+    config = build(PenstockConfig, {**given, "model": {"name": str(tiny_model), **given.get("model", {})}})
+    with pytest.raises(UserError, match=sentence):
+        prepare(config, log=[].append, cache=tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["family"]
+
+
+def test_characters_that_the_model_does_not_see_are_named(tiny_model: Path, tmp_path: Path) -> None:
+    log: list[str] = []
+    sections = {"model": {"name": str(tiny_model)}, "run": {"folder": str(tmp_path)}}
+    config = build(PenstockConfig, {**sections, "rollout": {"max_new_tokens": 8}})
+    prepare(config, tasks=[Task(id="a", prompt="12+x=")], log=log.append, cache=tmp_path)
+    assert log[0].endswith("has no token for 'x' (in 1 of 1 prompts): the model does not see them")
 
 
 def test_a_transport_that_devices_do_not_allow_stops_the_run(tiny_model: Path, tmp_path: Path) -> None:

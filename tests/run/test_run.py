@@ -45,6 +45,7 @@ from penstock.run.preflight import Prepared
 from penstock.run.run import Run
 from penstock.run.run_folder import SavedRun
 from penstock.run.summary import Summary
+from penstock.scoring.scoring_process import TrainerState
 from penstock.scoring.thread_scorer import MemoryScorer
 from penstock.trainer.trainer_start import TrainerStart
 
@@ -215,6 +216,7 @@ class SimulatedRun:
         self.saved: SavedRun | None = None
         self.view = SilentView()
         self.reward: Callable[..., Any] = lambda task, completion: float(len(completion))
+        self.scorer = MemoryScorer(lambda task, completion: self.reward(task, completion))
         self._patch = monkeypatch
         self.others: tuple[type[Engine], ...] = ()
         self.is_named = False
@@ -249,8 +251,7 @@ class SimulatedRun:
             max_context=100,
             saved=self.saved,
         )
-        scorer = MemoryScorer(lambda task, completion: self.reward(task, completion))
-        self.run = Run(prepared, show(self.view), scorer=scorer)
+        self.run = Run(prepared, show(self.view), scorer=self.scorer)
         if self.is_named:
             self._patch.setattr(Run, "_only_in_python", ())
         disturbing = asyncio.create_task(disturb(self))
@@ -301,6 +302,29 @@ def test_every_trained_sample_is_on_disk_and_in_the_metrics(run: SimulatedRun) -
     assert last["answer_tokens_max"] == max(lengths)
     (function,) = samples[0].parts
     assert last[f"reward_{function}"] == pytest.approx(last["reward"])
+
+
+def test_what_a_reward_in_trls_form_logs_is_in_the_metrics_and_the_samples(run: SimulatedRun) -> None:
+    """And it knows how far training is."""
+    seen: list[TrainerState] = []
+
+    def reward(completions: list[str], trainer_state: Any, log_extra: Any, log_metric: Any) -> list[float]:
+        seen.append(trainer_state)
+        log_metric("calls", len(seen))
+        log_extra("first", [completion[:1] for completion in completions])
+        return [float(len(completion)) for completion in completions]
+
+    run.scorer = MemoryScorer(reward)
+    run.play(lambda run: asyncio.sleep(0))
+    steps = [state.global_step for state in seen]
+    assert steps == sorted(steps)
+    assert (steps[0], {state.max_steps for state in seen}) == (0, {20})
+    assert 15 <= steps[-1] <= 20
+    rows = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
+    calls = [row["reward_value.calls"] for row in rows if "reward_value.calls" in row]
+    assert (len(calls), calls[0] < calls[-1] <= len(seen)) == (20, True)
+    sample = next(iter(read_samples(run.folder)))
+    assert sample.extra == {"value.first": sample.answer[:1]}
 
 
 def test_a_run_that_is_stopped_is_saved_after_its_step(run: SimulatedRun) -> None:

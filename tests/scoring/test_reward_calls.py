@@ -11,7 +11,8 @@ import pytest
 from penstock.errors import ScoringFailed
 from penstock.records import Episode, Score, Task
 from penstock.scoring.functions import wrap
-from penstock.scoring.reward_calls import score_group
+from penstock.scoring.reward_calls import score_episodes, score_group
+from penstock.scoring.scoring_process import TrainerState
 from tests.scoring.groups import CHAT, a_group
 
 
@@ -65,13 +66,56 @@ def test_trl_form_gets_aligned_lists_of_everything() -> None:
         return [0.5, 1.5]
 
     assert values(f, group=a_group("2", "3", answer="2", level=7)) == [0.5, 1.5]
+    logs = {name: seen[name] for name in ("log_extra", "log_metric")}
+    assert all(callable(log) for log in logs.values())
     assert seen == {
         "prompts": ["1+1=", "1+1="],
         "completions": ["2", "3"],
         "completion_ids": [[50], [51]],
         "answer": ["2", "2"],
         "level": [7, 7],
+        "trainer_state": TrainerState(),
+        **logs,
     }
+
+
+def test_what_a_trl_function_logs_comes_with_its_scores() -> None:
+    """As in TRL, several values of a metric in a call are averaged, and a column may be given in pieces."""
+
+    def f(completions: list[str], trainer_state: Any, log_extra: Any, log_metric: Any) -> list[float | None]:
+        log_metric("step", trainer_state.global_step / trainer_state.max_steps)
+        for value, completion in enumerate(completions):
+            log_metric("seen", value)
+            log_extra("text", [completion])
+        log_extra("length", [len(completion) for completion in completions])
+        return [1.0, None, 0.5]
+
+    group, training = a_group("a", "bc", "def"), TrainerState(global_step=3, max_steps=12)
+    rewards = [wrap(f, name="f"), wrap(lambda task, completion: 0.0, name="g")]
+    scores = asyncio.run(score_episodes(rewards, group.task, group.episodes, training))
+    assert [score.parts for score in scores] == [
+        {"f": 1.0, "f.step": 0.25, "f.seen": 1.0, "g": 0.0},
+        {"g": 0.0},
+        {"f": 0.5, "f.step": 0.25, "f.seen": 1.0, "g": 0.0},
+    ]
+    assert [score.extra for score in scores] == [
+        {"f.text": "a", "f.length": "1"},
+        {},
+        {"f.text": "def", "f.length": "3"},
+    ]
+
+
+def test_what_is_logged_must_be_numbers_and_a_value_for_each_completion() -> None:
+    def short(completions: list[str], log_extra: Any) -> list[float]:
+        log_extra("x", [1])
+        return [0.0, 0.0]
+
+    def wordy(completions: list[str], log_metric: Any) -> list[float]:
+        log_metric("x", "many")
+        return [0.0, 0.0]
+
+    assert str(failure(short)).endswith("log_extra of 'x' must get one value per completion, 2, got 1")
+    assert str(failure(wordy)).endswith("log_metric must return numbers, got str")
 
 
 def test_trl_form_gets_only_what_it_has_parameters_for() -> None:

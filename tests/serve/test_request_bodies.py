@@ -37,8 +37,12 @@ def test_an_end_that_is_ignored_does_not_end() -> None:
 
 
 def test_a_setting_out_of_its_range_is_a_sentence() -> None:
-    with pytest.raises(ApiError, match=r"temperature must be >= 0 and finite, got -1"):
+    with pytest.raises(ApiError, match=r"^temperature must be 0, or >= 1e-06 and finite, got -1"):
         SamplingFields(temperature=-1).sampling(end_ids=(), room=9)
+    with pytest.raises(ApiError, match=r"^temperature must be 0, or >= 1e-06 and finite, got 1e-300"):
+        SamplingFields(temperature=1e-300).sampling(end_ids=(), room=9)
+    with pytest.raises(ApiError, match=r"^stop must be texts that are not empty, got \('a', ''\)"):
+        SamplingFields(stop=["a", ""]).sampling(end_ids=(), room=9)
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from penstock.bench.shapes import SHAPES, save_shape
 from penstock.channel.address import is_loopback
 from penstock.engines.config import EngineConfig
 from penstock.engines.embedded.opening import without_auto
+from penstock.engines.kinds import EngineParts
 from penstock.errors import UserError
 from penstock.http_server.web_server import HttpServer
 from penstock.records.interfaces import Engine
@@ -335,6 +336,22 @@ async def serving_at(model: Path, port: int) -> AsyncIterator[None]:
 
 
 @pytest.mark.processes
+def test_an_adapter_goes_into_the_model_that_is_served(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[EngineParts] = []
+
+    async def open_embedded(parts: EngineParts) -> None:
+        opened.append(parts)
+        raise UserError("that will do")
+
+    monkeypatch.setattr("penstock.serve.serving.open_embedded", open_embedded)
+    settings = ServeSettings(model="demo").of_folder(str(tiny_model), str(tmp_path))
+    with pytest.raises(UserError, match="that will do"):
+        asyncio.run(open_engine(settings, EngineConfig(device="cpu", dtype="float32")))
+    assert (opened[0].model, opened[0].adapter) == (str(tiny_model), str(tmp_path))
+
+
 def test_the_command_serves_until_a_signal(tiny_model: Path, tmp_path: Path) -> None:
     """`builtin`, whose model is a tiny one here, for who has the token."""
     stand_in = f"import penstock.cli.serve as serve; serve.open_builtin = lambda name, cache, log: {{'builtin': {str(tiny_model)!r}}}[name]; "

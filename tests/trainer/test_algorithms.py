@@ -13,8 +13,10 @@ from penstock.algorithms.config import AlgorithmConfig
 from penstock.algorithms.corrections import CORRECTIONS
 from penstock.algorithms.losses import LOSSES
 from penstock.blob_stores import MemoryBlobs
-from penstock.records import SamplingParams, StepScore
+from penstock.records import Group, SamplingParams, ScoredGroup, StepScore
 from penstock.records.sampling_masks import fetch_mask, pack_mask, store_mask
+from penstock.scoring.functions import load_callable, wrap
+from penstock.scoring.reward_calls import score_group
 from penstock.trainer.step.packing import plan_step
 from tests.trainer.builders import VOCAB, make_groups, tiny_model
 from tests.trainer.test_policy_trainer import assert_same, gradients_of, on_policy, trainer_for
@@ -352,8 +354,10 @@ def test_a_value_head_learns_returns_and_stays_out_of_the_published_weights():
     assert other.step(later).values()["value_mean"] == trainer.step(later).values()["value_mean"]
 
 
-def test_process_rewards_reach_their_own_tokens():
-    """A step that ends after two tokens moves the advantage of those two alone."""
+@pytest.mark.parametrize("by_workflow", [False, True])
+def test_process_rewards_reach_their_own_tokens(by_workflow: bool):
+    """A step that ends after two tokens moves the advantage of those two alone, whether a reward function or the
+    episode's workflow has valued it."""
     model = tiny_model("llama")
     groups = on_policy(model, make_groups(11, shape=(2,), max_length=9))
     lengths = [episode.num_output_tokens for episode in groups[0].group.episodes]
@@ -368,7 +372,13 @@ def test_process_rewards_reach_their_own_tokens():
         )
         for score, value, length in zip(groups[0].scores, (1.0, -1.0), lengths, strict=True)
     )
-    (plan,) = plan_step(1, [msgspec.structs.replace(groups[0], scores=scores)], micro_batch_tokens=1000)
+    scored = msgspec.structs.replace(groups[0], scores=scores)
+    if by_workflow:
+        pairs = zip(scored.group.episodes, scores, strict=True)
+        own = [msgspec.structs.replace(one, reward=score.value, steps=score.steps) for one, score in pairs]
+        group = Group.of(scored.group.number, scored.group.task, own)
+        scored = ScoredGroup(group=group, scores=score_group([wrap(load_callable("auto"))], group))
+    (plan,) = plan_step(1, [scored], micro_batch_tokens=1000)
     trainer = trainer_for(model, algorithm=AlgorithmConfig(advantage="step_returns"))
     (row,) = trainer._prepare(plan)
     by_sequence = dict(

@@ -13,6 +13,7 @@ from penstock.models.compilation import is_worth_compiling
 from penstock.models.load import load_model, resolve_device
 from penstock.models.lora_targets import target_layers
 from penstock.models.outline import outline_of
+from penstock.models.support import check_supported, load_config
 from penstock.models.tokenizer import ChatTokenizer, max_positions
 
 
@@ -53,6 +54,7 @@ def without_auto(model: str, config: EngineConfig, *, trust_remote_code: bool = 
     if embedded.compile == AUTO:
         count = 0
         if config.device != "cpu":
+            check_supported(load_config(model, trust_remote_code=trust_remote_code))
             count = outline_of(model, trust_remote_code=trust_remote_code).num_parameters
         chosen = "on" if is_worth_compiling(config.device, count) else "off"
         embedded = embedded.model_copy(update={"compile": chosen})

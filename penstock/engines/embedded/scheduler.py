@@ -80,7 +80,6 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Return whether anything can be computed now."""
         return bool(self.running or self._waiting)
 
     def live(self) -> list[Sequence]:
@@ -96,15 +95,14 @@ class Scheduler:
             self._waiting.arrive(seq)
 
     def hold(self, policies: Collection[str], on_drained: Callable[[], None]) -> None:
-        """Hold back the requests of these policies that have not begun, until `release_held`. `on_drained` is
-        called when the other requests of these policies have ended."""
+        """Hold back requests of these policies that have not begun, and call `on_drained` when the others have
+        ended."""
         assert self._drain is None, "updates are taken one after another"
         self._drain = policies, on_drained
         self._waiting.hold(policies)
         self._tell_if_drained()
 
     def release_held(self) -> None:
-        """Let the held requests begin."""
         self._drain = None
         self._waiting.release_held()
         self._is_full = False

@@ -16,7 +16,7 @@ from penstock.models.adapter_folder import model_below
 from penstock.models.adapter_merge import merge_adapter
 from penstock.models.load import load_model, resolve_device, resolve_dtype
 from penstock.models.text_stream import TextStream
-from penstock.models.tokenizer import ChatTokenizer
+from penstock.models.tokenizer import ChatTokenizer, warn_of_unknown_characters
 from penstock.records import GenerateRequest, Message, SamplingParams, WeightUpdate
 from penstock.records.interfaces import Engine, Staged, Tokenizer, Verification
 
@@ -30,17 +30,20 @@ def generate_text(
     *,
     config: EngineConfig | None = None,
     on_text: Callable[[int, str], None] = lambda number, piece: None,
+    say: Callable[[str], None] = lambda line: None,
 ) -> list[str]:
     """Answer all `prompts` at once and return the texts. `model` is the name or folder of a model, or the folder
     of an adapter.
 
-    `on_text(number, piece)` is called with each piece of the answer to prompt `number` as it comes. Answers
-    end at the tokenizer's end-of-sequence tokens, and at the stops that `sampling` adds to them.
+    `on_text(number, piece)` is called with each piece of the answer to prompt `number` as it comes, and `say`
+    with a line about characters that the model does not see. Answers end at the tokenizer's end-of-sequence
+    tokens, and at the stops that `sampling` adds to them.
     """
     config = config or EngineConfig()
     device = resolve_device(config.device)
     model, adapter = model_below(model)
     tokenizer = ChatTokenizer(model)
+    warn_of_unknown_characters(prompts, tokenizer, say)
     loaded = load_model(model, dtype=resolve_dtype(config.dtype, device), device=device)
     if adapter is not None:
         merge_adapter(loaded, adapter)

@@ -20,8 +20,8 @@ from transformers import AutoModelForCausalLM
 from penstock.engines.vllm.flight import Flight
 from penstock.errors import BlobLost, UserError
 from penstock.models.expert_count import num_experts_of
-from penstock.models.load import load_config
 from penstock.models.routing import expert_names
+from penstock.models.support import load_config
 from penstock.records import RoutingRef, RoutingShape
 from penstock.records.interfaces import BlobStore
 from penstock.records.routing_records import Routes, id_dtype, store_routes

@@ -28,7 +28,9 @@ def interrupts(*, with_adapter: bool, with_routing: bool) -> tuple[Interrupt, ..
 def _can(section: "EngineConfig", lora: LoraConfig | None) -> tuple[str, ...]:
     possible = interrupts(with_adapter=lora is not None, with_routing=section.record_routing == "on")
     own = tuple(f"interrupt:{each}" for each in possible)
-    return (*CAPABILITIES, "shards", "adapters", "routing", *own)
+    # On a CPU vLLM does not tell the experts that it chooses. A joined server may run elsewhere.
+    routing = () if section.device == "cpu" and not section.vllm.urls else ("routing",)
+    return (*CAPABILITIES, "shards", "adapters", *routing, *own)
 
 
 def _num_gpus(settings: VllmConfig) -> int:

@@ -161,10 +161,16 @@ class EventStore(Reader):
         same = event.prompt == self._last_prompt and not begins_frame
         self._last_prompt = event.prompt
         prompt = None if same else event.prompt
-        self._add(
-            "texts", Texts(prompt=prompt, answer=event.answer, message=event.message, turns=event.turns)
+        texts = Texts(
+            prompt=prompt,
+            answer=event.answer,
+            message=event.message,
+            turns=event.turns,
+            extra=event.extra,
         )
-        self._add("samples", msgspec.structs.replace(event, prompt="", answer="", message="", turns=()))
+        self._add("texts", texts)
+        bare = msgspec.structs.replace(event, prompt="", answer="", message="", turns=(), extra={})
+        self._add("samples", bare)
 
     def _add_step(self, event: StepEvent) -> None:
         row = self._state.row or event.metrics

@@ -109,6 +109,7 @@ class Texts(msgspec.Struct, frozen=True, kw_only=True, tag=True, array_like=True
     answer: str
     message: str
     turns: tuple[TurnText, ...] = ()
+    extra: dict[str, str] = {}
 
 
 Fact = (

@@ -42,7 +42,7 @@ export function texts(sample) {
 /** Shows what was answered, turn by turn where there are several, and the message of a failure. */
 export function answer(sample) {
   const turns = sample.transcript.map((one) => text(one.label, one.text, true, one.is_read ? "text.read" : "text"));
-  return [...(turns.length ? turns : [text("Answer", sample.answer, sample.text_kept)]), sample.message && text(sample.failure ?? "Message", sample.message)];
+  return [...(turns.length ? turns : [text("Answer", sample.answer, sample.text_kept)]), sample.message && text(sample.failure ?? "Message", sample.message), ...Object.entries(sample.extra).map(([name, value]) => text(name, value))];
 }
 
 export function ways(sample, run) {

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from penstock.errors import TaskError
+from penstock.http_server.hub_access import check_hub
 from penstock.records import Task
 from penstock.tasks.config import TasksConfig
 from penstock.tasks.task_rows import Row, tasks_from_rows
@@ -25,6 +26,8 @@ def load_tasks(config: TasksConfig, say: Callable[[str], None] = lambda line: No
 
 def _rows(config: TasksConfig, say: Callable[[str], None]) -> Iterable[Row]:
     kind, colon, name = config.source.partition(":")
+    if colon and kind == "datasets":
+        check_hub(name, say)
     if colon and kind in NAMED:
         return NAMED[kind](name, config)
     if Path(config.source).suffix in (".jsonl", ".ndjson"):

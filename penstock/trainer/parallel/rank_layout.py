@@ -83,7 +83,7 @@ def groups_of(parallel: ParallelConfig, *fixed: str) -> list[list[int]]:
 def check_layout(parallel: ParallelConfig, model: Any) -> None:
     """Refuse sizes that do not divide the heads of a model; `model` is its Hugging Face config."""
     text = model.get_text_config() if hasattr(model, "get_text_config") else model
-    heads = getattr(text, "num_attention_heads", 0)
+    heads = getattr(text, "num_attention_heads", None) or 0
     key_heads = getattr(text, "num_key_value_heads", None) or heads
     for name, size in (("tensor", parallel.tensor), ("context", parallel.context)):
         if size > 1 and heads % size:

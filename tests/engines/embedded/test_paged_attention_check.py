@@ -10,11 +10,22 @@ FAR = 1 << 20
 
 @pytest.mark.parametrize(
     "config",
-    [families.llama(), families.exaone4(), Qwen3Config(), Gemma3TextConfig(), GptOssConfig()],
+    [
+        families.llama(),
+        families.exaone4(),
+        families.granite4(),
+        families.gemma3n(),
+        families.gemma4_shared(),
+        families.gemma4_mixture(),
+        Qwen3Config(),
+        Gemma3TextConfig(),
+        GptOssConfig(),
+    ],
     ids=lambda config: config.model_type,
 )
-def test_past_every_limit_these_are_exact(config):
+def test_past_every_limit_these_are_exact(config, caplog):
     check_paged_attention(config, FAR)
+    assert caplog.text == ""
 
 
 @pytest.mark.parametrize(
@@ -30,8 +41,9 @@ def test_these_are_exact_up_to_their_limit_and_refused_past_it(config, limit):
         check_paged_attention(config, limit + 1)
 
 
-def test_diffllama_is_refused():
+@pytest.mark.parametrize(("config", "name"), [(families.diffllama(), "DiffLlama"), (families.doge(), "Doge")])
+def test_another_attention_is_refused(config, name):
     with pytest.raises(
-        UserError, match="DiffLlama can't be served: our attention differs from the model's own"
+        UserError, match=f"^{name} can't be served: our attention differs from the model's own"
     ):
-        check_paged_attention(families.diffllama(), 1024)
+        check_paged_attention(config, 1024)

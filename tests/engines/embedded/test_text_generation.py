@@ -77,6 +77,14 @@ def test_a_model_that_is_not_there_is_the_users_error() -> None:
         generate_text("no/such/model", ["a"])
 
 
+def test_characters_that_the_model_does_not_see_are_named(tiny_model: Path) -> None:
+    said: list[str] = []
+    generate_text(str(tiny_model), ["12+3=", "12+x"], SamplingParams(max_tokens=1), say=said.append)
+    assert said == [
+        f"the tokenizer of {str(tiny_model)!r} has no token for 'x' (in 1 of 2 prompts): the model does not see them"
+    ]
+
+
 def test_fixed_weights_take_no_updates() -> None:
     with pytest.raises(PenstockError, match="takes no updates"):
         FixedWeights().stage(update_to(1))

@@ -6,6 +6,7 @@ import torch
 from transformers import (
     AutoModelForCausalLM,
     BloomConfig,
+    Ernie4_5_MoeConfig,
     Gemma3TextConfig,
     GPT2Config,
     GPTNeoXConfig,
@@ -141,11 +142,27 @@ FAR = 1 << 20
 
 @pytest.mark.parametrize(
     "config",
-    [families.llama(), families.exaone4(), Qwen3Config(), Gemma3TextConfig(), GptOssConfig()],
+    [
+        families.llama(),
+        families.exaone4(),
+        families.granite4(),
+        families.gemma3n(),
+        families.gemma4_shared(),
+        families.gemma4_mixture(),
+        Ernie4_5_MoeConfig(),  # has parameters without gradients
+        Qwen3Config(),
+        Gemma3TextConfig(),
+        GptOssConfig(),
+    ],
     ids=lambda config: config.model_type,
 )
 def test_past_every_limit_these_are_exact(config):
-    check_packed_attention(config, FAR)
+    check_packed_attention(config, FAR, say=pytest.fail)
+
+
+def test_a_mask_that_is_learned_is_refused():
+    with pytest.raises(UserError, match="^Doge can't be trained: our attention differs from the model's own"):
+        check_packed_attention(families.doge(), 1024)
 
 
 @pytest.mark.parametrize(
