@@ -209,7 +209,7 @@ def _path_of(workflow: Any) -> str | None:
 
 
 async def _with_signals(run: Run) -> Summary:
-    """Run until a signal ends it: the first one in order, the second without an evaluation, the third at once."""
+    """Run to the end. A first signal ends the run in order, a second without an evaluation, a third at once."""
     task = asyncio.current_task()
     assert task is not None
     with asking(run, run.say, end=task.cancel):
@@ -220,7 +220,7 @@ async def _with_signals(run: Run) -> Summary:
 
 
 class Runnable(Stoppable, Protocol):
-    """A `Runnable` can run in a thread or beside other work: a `Run`."""
+    """Declares what is needed of a `Run` to run it in a thread or beside other work."""
 
     async def run(self) -> Summary: ...
 

@@ -1,10 +1,9 @@
-"""Writes and checks the checksums of a folder's files, so that a damaged checkpoint or model is found before it
-is loaded.
+"""Writes and checks the checksums of a folder's files, so that a damaged checkpoint or model is found before it is
+loaded.
 
     FOLDER/checksums.json    {"trainer/state.json": [number of bytes, "CRC-32"], …}
 
-The journal's frames have the same checksum. Tensors are summed while they are written, from the bytes in
-memory.
+The journal's frames use the same checksum. Tensors are summed while they are written, from the bytes in memory.
 """
 
 import zlib
@@ -45,8 +44,8 @@ def write_checksums(folder: Path, known: Mapping[Path, Checksum] | None = None) 
 
 
 def check_files(folder: Path, *, below: str = "", closed: str | None = None) -> None:
-    """Refuse a folder in which a file, among those `below` a path, differs from what was written. The folder
-    `closed` must hold no other files."""
+    """Refuse a folder with a file that differs from what was written; only files whose path begins with `below`
+    are checked. The folder `closed` must hold no other files."""
     named = {name: known for name, known in _read(folder).items() if name.startswith(below)}
     paths = [folder / name for name in named]
     if closed is not None:

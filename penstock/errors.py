@@ -47,7 +47,7 @@ class DiskFull(UserError):
 
 
 class WorkerDied(PenstockError):
-    """A worker process ended without being asked to. `detail` is the traceback that it left."""
+    """A worker process ended without being asked to. `detail` is the end of its output."""
 
     def __init__(self, message: str, detail: str = "", *, out_of_memory: bool = False) -> None:
         super().__init__(message)

@@ -2,13 +2,13 @@
 
     engine.answer ─► Turn ─► ScoredGroup.of ─► trainer.step ─► trainer.published ─► engine.update
 
-`open_engine` serves a model in the caller's process and event loop. `open_trainer` makes optimizer steps on
-groups of answers, in a thread. A run's workers are built from the same two.
-`penstock.loop.rollout_buffer.RolloutBuffer` decides when a group may start and which groups a step takes, and
-needs neither.
+`open_engine` serves a model in the caller's process and event loop. `open_trainer` makes optimizer steps on groups
+of answers, in a thread. A run's workers are built from the same two. `penstock.loop.rollout_buffer.RolloutBuffer`
+decides when a group may start and which groups a step takes, and needs neither.
 """
 
 import asyncio
+import contextlib
 import itertools
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
@@ -109,7 +109,7 @@ async def open_engine(
 
 @dataclass(frozen=True, slots=True)
 class OpenEngine:
-    """An `OpenEngine` answers prompts, and takes new weights while it does."""
+    """Answers prompts, and takes new weights while it does."""
 
     engine: ServedEngine
     """What a run sees of it: `generate` streams tokens, `report` says what it serves."""
@@ -222,7 +222,8 @@ async def open_trainer(
 
 
 class OpenTrainer:
-    """An `OpenTrainer` makes optimizer steps and publishes each as a version. Version 0 is the model as loaded."""
+    """Makes optimizer steps, each with a new version of the weights. Version 0 is the model as loaded; with an
+    adapter, version 1 is the adapter before the first step."""
 
     def __init__(self, service: TrainerService, config: TrainerConfig, *, has_adapter: bool) -> None:
         self._service, self._config = service, config
@@ -250,8 +251,11 @@ class OpenTrainer:
                 fresh=self.history.versions_of(self.num_steps),
             )
             result = await self._service.step(plan)
-        except BaseException:
-            self.history.withdraw(version)  # publishing it now sends unchanged weights
+        except BaseException as error:
+            self.history.withdraw(version)
+            if isinstance(error, Exception):
+                with contextlib.suppress(ValueError):  # it has one if the step failed after that
+                    await self._service.snapshot(version)  # publishing it sends unchanged weights
             raise
         self.num_steps += 1
         return result.values()

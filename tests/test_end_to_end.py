@@ -509,7 +509,10 @@ def complain(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         ("tasks.source=chat.jsonl", "the model's tokenizer has no chat template"),
         ("tasks.prompt=question", "has no column 'question'; its columns: prompt, answer"),
         ("rollout.group_size=1", "rollout.group_size must be at least 2, got 1"),
-        ("rollout.temperature=0", "rollout.temperature: input should be greater than 0, got 0"),
+        (
+            "rollout.temperature=0",
+            "rollout.temperature: input should be greater than or equal to 0.000001, got 0",
+        ),
         ("model.name=nowhere", "model 'nowhere' could not be loaded (no such folder here"),
         ("reward.functions=rewards.py:sixes", "rewards.py has no function 'sixes'"),
         ("reward.functions=nowhere.py:f", "the reward file nowhere.py does not exist"),

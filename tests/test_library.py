@@ -132,13 +132,14 @@ def test_after_a_step_that_failed_the_weights_count_as_those_before_it(
 ) -> None:
     (tmp_path / "mine.py").write_text("def fails(tokens):\n    raise ArithmeticError('too steep')\n")
 
-    async def scene() -> tuple[list[int], int]:
+    async def scene() -> tuple[list[int], int, int]:
         async with penstock.open_engine(str(tiny_model), max_context=64) as engine:
             answers = [await engine.answer([1, 2, 3], max_tokens=4, seed=seed) for seed in range(2)]
         algorithm = {"loss": f"{tmp_path}/mine.py:fails"}
         async with penstock.open_trainer(str(tiny_model), algorithm=algorithm) as trainer:
             with pytest.raises(UserError, match="ArithmeticError: too steep"):
                 await trainer.step([penstock.ScoredGroup.of(answers, [0.0, 1.0])])
-            return list(trainer.history.steps), trainer.num_steps
+            async with trainer.published() as update:
+                return list(trainer.history.steps), trainer.num_steps, update.version
 
-    assert asyncio.run(scene()) == ([0, 0], 0)
+    assert asyncio.run(scene()) == ([0, 0], 0, 1)

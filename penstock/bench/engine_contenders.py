@@ -1,7 +1,7 @@
 """Runs the contenders of `penstock bench engine`: our engine, and transformers' two ways to serve a batch.
 
-All get the same prompts on the same random weights and sample at temperature 1. Each function returns the
-seconds of one run. What real use sets up only once is set up before the clock starts.
+All get the same prompts on the same random weights and sample at temperature 1. Each function returns the seconds
+of one run. Except in `run_continuous_call`, what real use sets up only once is set up before the clock starts.
 """
 
 import asyncio

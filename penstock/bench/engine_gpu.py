@@ -347,7 +347,7 @@ def floor(model: Any, sizes: Sizes, engine: EngineConfig) -> dict[str, float]:
 
 
 def clean(on_gpu: bool) -> None:
-    """Free the engine before this one, and what was compiled for it, which counts towards torch's limit."""
+    """Free the previous engine and its compiled code, which counts towards torch's limit."""
     gc.unfreeze()
     torch._dynamo.reset()
     gc.collect()

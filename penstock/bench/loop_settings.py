@@ -1,10 +1,9 @@
 """Runs the settings of `penstock bench loop` on a CPU: the same work synchronously and asynchronously.
 
-Both arms have the same engines, the same seed and the same number of steps; asynchronous is
-`max_staleness=4`. In two settings each rollout also waits for an environment, with a median of 0.2 times the
-trainer's measured step. In `long_tail` the wait is log-normal with p90 five times the median. In `slow_tenth`
-one answer in ten takes 25 times as long as the median one, generation included; more than half of all groups
-have such an answer.
+Both arms have the same engines, the same seed and the same number of steps; asynchronous is `max_staleness=4`. In
+two settings each rollout also waits for an environment, with a median of 0.2 times the trainer's measured step. In
+`long_tail` the wait is log-normal with p90 five times the median. In `slow_tenth` one answer in ten takes 25 times
+as long as the median one, generation included; more than half of all groups have such an answer.
 """
 
 import asyncio
@@ -45,7 +44,7 @@ P90_OVER_MEDIAN, SLOW_OVER_MEDIAN = 5.0, 25.0
 ARMS = {"synchronous": 0, "asynchronous": STALENESS}
 PROBE_STEPS = 8
 CHUNK_TOKENS = 32
-"""The default of `rollout.chunk_tokens`, which settings change. Benches that keep unfinished answers need it."""
+"""The default of `rollout.chunk_tokens`, for benches that keep unfinished answers. The settings below change it."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +60,7 @@ class Setting:
     waits: Literal["log-normal", "slow tenth"] | None = None
 
     def latency(self, pace: "Pace") -> Latency:
-        """Return how long its rollouts wait."""
+        """Return the distribution of its rollouts' waits."""
         median_s = MEDIAN_OF_STEP * pace.step_s
         if self.waits == "slow tenth":
             slow_s = SLOW_OVER_MEDIAN * (pace.answer_s + median_s) - pace.answer_s

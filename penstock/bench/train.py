@@ -1,9 +1,8 @@
 """Measures forward and backward of one packed row, against transformers' plain way (`penstock bench train`).
 
 Model FLOPs are 6 · parameters · tokens plus those of causal attention; what checkpointing recomputes is not
-counted. The peak is that of forward and backward with weights and float32 gradients; master weights and
-optimizer states are reported beside it. `python -m benchmarks train-parts` measures the parts of a whole
-step.
+counted. The peak is that of forward and backward with weights and float32 gradients; master weights and optimizer
+states are reported beside it. `python -m benchmarks train-parts` measures the parts of a whole step.
 """
 
 import gc

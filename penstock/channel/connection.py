@@ -121,7 +121,7 @@ _frame_decoder = msgspec.msgpack.Decoder(Frame)
 
 
 class Inbox:
-    """Queues the frames that have come for one caller."""
+    """Queues the frames received for one caller."""
 
     __slots__ = ("_frames", "_loop", "_waiter")
 
@@ -225,7 +225,7 @@ class Channel:
             self._send(Cancel(call_id))
 
     async def run(self) -> None:
-        """Read frames until the other side closes or sends something else. Every waiter is woken then."""
+        """Read frames until the other side closes or sends bytes that are no frame. Every waiter is woken then."""
         received = bytearray()
         try:
             while data := await self._reader.read(READ_BYTES):

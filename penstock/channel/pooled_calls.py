@@ -23,9 +23,9 @@ class PoolWorker(Protocol[C, A]):
     """Represents one worker process of a pool.
 
     `answer` raises `WorkerDied` or `ChannelClosed` when the process ends during the calls. `end` ends the
-    process at once. `restart` ends it if it still runs and returns when a new one is ready, a little later
-    after each of `num_deaths` in a row without a call. It raises `WorkerDied`, `ChannelClosed`, `RemoteError`
-    or `OutOfMemory` when no new one starts. Any other error ends the pool.
+    process at once. `restart` ends it if it still runs, waits longer the more deaths in a row it had without
+    a call (`num_deaths`), and returns when a new one is ready. It raises `WorkerDied`, `ChannelClosed`,
+    `RemoteError` or `OutOfMemory` when no new one starts. Any other error ends the pool.
     """
 
     async def answer(self, calls: Sequence[C]) -> Sequence[A]: ...

@@ -6,9 +6,8 @@
 
     serve(Adder, adder, channel)   ◄── channel ──►   await remote(Adder, channel).add(1, other=2)
 
-A coroutine method is a call, and a method that returns an `AsyncIterator` is a stream. Arguments and answers
-travel as their annotations say and are checked where they arrive. `close` is never served: it closes the
-channel.
+A coroutine method is a call, and a method that returns an `AsyncIterator` is a stream. Arguments and answers travel
+as their annotations say and are checked where they arrive. `close` is never served: it closes the channel.
 """
 
 import functools
@@ -61,8 +60,8 @@ def remote(
     **own: Callable[..., Any],
 ) -> P:
     """Return an object whose methods are calls to the process at the other end of a channel, or to the present
-    process of a `Place`. A closed channel raises `lost` with the known reason, or `ChannelClosed`. `own`
-    holds methods that do more than pass their arguments on."""
+    process of a `Place`. On a closed channel, calls raise `lost` with the known reason if it is given; otherwise,
+    and in streams, `ChannelClosed` is raised. `own` holds methods that do more than pass their arguments on."""
 
     def channel() -> Channel:
         return at if isinstance(at, Channel) else at.channel

@@ -3,9 +3,9 @@
     a process dies ─► its calls are suspects ─► one half runs apart ─► it dies ─► its halves … ─► one, alone
                                                          └► all of it ends well ─► the other half runs apart
 
-A call is convicted if it was alone in a process that died, and was in another one that died before. A half
-that dies clears the other half, which then runs beside other calls again. Two culprits of one task condemn
-the task: its other suspects fail without being tried. `penstock.channel.worker_pool` acts on the results.
+A call is convicted if it was alone in a process that died, and was in another one that died before. A half that
+dies clears the other half if that has other tasks; it then runs beside other calls again. Two culprits of one task
+condemn the task: its other suspects fail without being tried. `penstock.channel.worker_pool` acts on the results.
 """
 
 from collections import Counter
@@ -44,7 +44,7 @@ class Half(Generic[T]):
 
     members: list[T] = field(default_factory=list)
     other: "Half[T] | None" = None
-    """The other suspects of the same process, which are cleared when this half dies."""
+    """The suspects of other tasks in the same process, which are cleared when this half dies; None: no others."""
     is_running: bool = False
 
     @property
@@ -53,7 +53,7 @@ class Half(Generic[T]):
 
 
 class Suspects(Generic[T]):
-    """Tracks suspects. The `halves` must run apart, in this order."""
+    """Tracks suspects. `halves` are those that must run apart, the next first."""
 
     def __init__(self) -> None:
         self.halves: list[Half[T]] = []
@@ -61,8 +61,8 @@ class Suspects(Generic[T]):
         """How many calls of a task have ended their process."""
 
     def died(self, had: list[T], half: Half[T] | None, cause: str) -> str | None:
-        """Record the death of a process that had these calls, which ran as a half or not. Return what the task
-        did, the first time that one of its calls is convicted."""
+        """Record the death of a process with these calls; `half` is None unless they ran apart. Returns a
+        sentence when this convicts the first call of a task, else None."""
         if half is not None and half.other is not None:
             self._release(half.other)
         for attempt in had:

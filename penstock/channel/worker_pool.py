@@ -1,7 +1,7 @@
 """Sends calls to worker processes: the least loaded takes the next ones, and one that hangs or dies is replaced.
 
-A bad call costs itself, never its neighbours. When a process dies, its calls run again apart from others,
-half by half, until the culprit is found (`penstock.channel.suspects`). A worker that dies time after time
+A bad call fails alone. When a process dies, its calls run again apart from others,
+half by half, until the culprit is found (`penstock.channel.suspects`). A worker that dies again and again
 without a call ends the pool. So does a series of tasks that end their process without any answer in between,
 once there are more of them than ran at the same time: fewer may simply all be bad.
 
@@ -90,9 +90,8 @@ class WorkerPool(Generic[Call, Answer]):
         await asyncio.gather(*restarting, return_exceptions=True)
 
     async def lost(self, number: int, death: WorkerDied) -> None:
-        """Replace a worker whose process is gone, whether it had calls or not, and return when the new process
-        is ready. Its calls learn of the death by themselves. Raise the error that ended the pool, if one has.
-        """
+        """Replace a worker whose process is gone, whether it had calls or not, and return when the new process is
+        ready. Its calls learn of the death by themselves. Raise the error that ended the pool, if one has."""
         slot = self._slots[number]
         slot.is_missed = True
         if not slot.is_broken:

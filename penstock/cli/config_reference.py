@@ -64,7 +64,7 @@ def _reference_section(name: str, section: BaseModel) -> list[str]:
 
 
 def _own_section(annotation: Any) -> type[BaseModel] | None:
-    """Return the section that a key may hold though it is None by default, unless it is described elsewhere."""
+    """Return the section class that a key may hold, unless the reference describes that section elsewhere."""
     section = section_of(annotation)
     described = {type(field.default) for field in PenstockConfig.model_fields.values()}
     return None if section in described else section

@@ -84,7 +84,7 @@ def _groups(attempts: Attempts) -> Iterator[str]:
 
 
 def _standing(folder: Path) -> Iterator[str]:
-    """Yield who waited for whom when the run last reported it, how much waited where, and for how long."""
+    """Yield the run's last report of who waits for whom, and its age."""
     standing = read_standing(folder)
     if standing is not None:
         yield f"{max(0.0, time.time() - standing.wall_s):.0f} s ago:"

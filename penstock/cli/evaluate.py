@@ -32,8 +32,8 @@ from penstock.run.run_folder import check_config
 def evaluation_config(
     model: str, config: Path | None, overrides: Sequence[str], *, tasks: str | None, samples: int | None
 ) -> PenstockConfig:
-    """Return the config to evaluate with: a run's own, the demo's for a built-in model, or the one that is
-    named. For an adapter, of a run or saved by peft, it names the base model and the adapter beside it."""
+    """Return the config to evaluate with: `config`, else a run's own, the demo's for a built-in model, or the
+    defaults. For an adapter, of a run or saved by peft, it names the base model and the adapter beside it."""
     found, run = find_model(model, to_stderr)
     if config is None and run is not None:
         check_config(run)

@@ -52,8 +52,8 @@ def export_model(run: Path, *, step: Step | None, to: Path | None, merge: bool =
 
 
 def find_model(name: str, say: Callable[[str], None]) -> tuple[str, Path | None]:
-    """Return the model that a name stands for, and the run that it is of. A built-in model and a folder with a
-    model come before a run, and a run before a name on the hub."""
+    """Return the model that a name stands for, and its run if it is a run's. A built-in model and a folder with
+    a model come before a run, and a run before a name on the hub."""
     is_model = is_adapter(Path(name)) or (Path(name) / "config.json").is_file()
     run = None if name in RECIPES or is_model else find_run(name)
     if run is None:
@@ -133,5 +133,5 @@ def to_stderr(line: str) -> None:
 
 
 def _age(model: Path) -> tuple[int, bool]:
-    """Sort models by the time of their writing; of equally old ones, the final model is newer."""
+    """Return a sort key: the time of writing; of equally old models, the final one is newer."""
     return _config_of(model).stat().st_mtime_ns, not model.parent.name.startswith("step-")

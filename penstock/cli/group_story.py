@@ -1,4 +1,4 @@
-"""Tells what a run's journal has of single groups, as lines for `penstock doctor --group` and `--task`."""
+"""Describes single groups from a run's journal, as lines for `penstock doctor --group` and `--task`."""
 
 import functools
 from collections.abc import Callable, Iterator
@@ -139,8 +139,8 @@ def _under_way(number: int, records: list[AttemptRecord], decode: Decode) -> Ite
 
 
 def _decoder_of(run: Path) -> Decode:
-    """Decode with the tokenizer of the run's model, loaded at first use. If it cannot be loaded, a note replaces
-    the text."""
+    """Return a function that decodes with the tokenizer of the run's model, loaded at first use. If it cannot be
+    loaded, a note replaces the text."""
 
     @functools.cache
     def tokenizer() -> "ChatTokenizer | None":

@@ -58,7 +58,7 @@ def watch_run(
     view: View | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Show a run in the terminal until it ends. Its last picture stays."""
+    """Show a run in the terminal until it ends. Its last status stays, as lines."""
     watcher = Watcher(RunReading(run_folder(name)), view, plain=plain)
     try:
         while watcher.look():
@@ -74,10 +74,10 @@ KEPT_LINES = 20
 
 
 class Watcher:
-    """Shows a run to a view. Call `look` repeatedly until it returns False."""
+    """Shows a run in a view. Call `look` repeatedly until it returns False."""
 
     def __init__(self, run: RunReading, view: View | None = None, *, plain: bool = False) -> None:
-        """Without a `view`, one is made whose lines are stamped with the times at which the run wrote them."""
+        """Make a view if none is given; its lines carry the times at which the run wrote them."""
         self._run = run
         self._shown_s = 0.0
         """The time in the run of what is shown now."""
@@ -101,7 +101,7 @@ class Watcher:
         return was_running
 
     def show_end(self) -> None:
-        """Show how the run stands, as lines that stay."""
+        """Log how the run ended, and its last status."""
         status = self._status(is_running=False)
         how = (
             "has ended"

@@ -47,9 +47,8 @@ class RunConfig(Section):
     `eval.every` is a multiple of `checkpoint_every`."""
 
     journal: bool = True
-    """In a run with checkpoints: keep a journal of every group, so that `penstock resume` continues with
-    finished groups and `penstock doctor` shows what became of each. Off: a resumed run generates them
-    again."""
+    """In a run with checkpoints: keep a journal of every group, so that `penstock resume` continues with finished
+    groups and `penstock doctor` shows what became of each. Off: a resumed run generates them again."""
 
     journal_every_s: float = Field(default=2.0, gt=0)
     """In a run with a journal: seconds between two records of unfinished answers. After a crash they continue
@@ -78,10 +77,9 @@ class RunConfig(Section):
     are under way."""
 
     freeze_s: float = Field(default=120.0, ge=0)
-    """An engine or trainer that is silent for this long counts as frozen: it is killed and replaced. It may be
-    silent for longer where it has announced that, as for loading or compiling. An engine whose server (vLLM's)
-    returns no token for this long while answers are under way counts as frozen too. 0: no worker counts as
-    frozen."""
+    """A worker that is silent for this long counts as frozen: it is killed and replaced. It may be silent for
+    longer where it has announced that, as for loading or compiling. An engine whose server (vLLM's) returns no
+    token for this long while answers are under way counts as frozen too. 0: no worker counts as frozen."""
 
     @field_validator("freeze_s")
     @classmethod
@@ -105,11 +103,12 @@ class PlacementConfig(Section):
     trainer: tuple[Annotated[int, Field(ge=0)], ...] = ()
     """GPUs of the trainer, by their numbers among those that this process sees: `[0, 1]`. There is one rank
     per GPU; several ranks split the weights (`trainer.parallel.shard`) unless `trainer.parallel` says
-    otherwise. Empty: as few as hold the trainer if engines get other GPUs, else the GPU of `model.device`."""
+    otherwise. Empty: one GPU for each rank if `engines` is set; otherwise as few as hold the trainer if engines
+    get other GPUs, else the GPU of `model.device`."""
     engines: tuple[Annotated[int, Field(ge=0)], ...] = ()
     """GPUs of the engines, one each, or `engine.vllm.tensor_parallel` each. If `engine.count` is not set,
-    there are as many engines as fit on these. Empty: the GPUs that the trainer leaves free; for small models,
-    the trainer's."""
+    there are as many engines as fit on these. Empty: the GPUs that the trainer leaves free; for small models
+    without `trainer`, the trainer's."""
     share: Literal["auto", "mps", "time"] = "auto"
     """`mps`: both run at the same time, through an MPS daemon that the run starts and stops. `time`: they take
     turns, which gains little over running one after the other. `auto`: `mps` where trainer and engines share a

@@ -24,7 +24,8 @@ def is_held_out(prompt: str) -> bool:
 
 
 def make_tasks(split: Split, *, size: int, seed: int) -> list[Task]:
-    """Return `size` different problems of the split. The same arguments give the same tasks."""
+    """Return `size` different problems of the split, or all if there are fewer. The same arguments give the same
+    tasks."""
     prompts = [(a, b) for a in OPERANDS for b in OPERANDS if is_held_out(f"{a}+{b}=") == (split == "heldout")]
     rng = random.Random(f"{split}-{seed}")
     return [

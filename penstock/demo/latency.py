@@ -26,7 +26,7 @@ class LogNormalLatency:
 
 
 class SlowTenthLatency:
-    """Draws `median_s` seconds, and in one draw of ten `slow_s`."""
+    """Draws `median_s` seconds, and with a probability of a tenth `slow_s`."""
 
     def __init__(self, *, median_s: float, slow_s: float, seed: int) -> None:
         if not 0 <= median_s <= slow_s:

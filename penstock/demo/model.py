@@ -1,10 +1,9 @@
 """Makes and caches the built-in models: a tiny Llama that adds two numbers unreliably, a mixture of experts that
 does the same, and one that chats and may call a calculator.
 
-`penstock train` without arguments needs a model offline. It is taught three-digit addition by a tired
-teacher, one that writes a wrong digit more than a third of the time. The model learns both the carrying and
-the unreliability of its teacher, so its sampled answers are exact with a probability of about 0.26, and
-reinforcement learning has something real to do: find out which of its digits are worth keeping.
+`penstock train` without arguments needs a model offline. The tiny Llama learns three-digit addition from a
+noisy teacher, which writes more than a third of all digits wrong. So its sampled answers are exact with a
+probability of about 0.26, and reinforcement learning has something real to improve.
 
 The recipe is data. Its hash names the cache folder, so a changed recipe makes a new model. This module
 imports without torch; the training itself is in `supervised_start` and `tool_start`.
@@ -74,7 +73,7 @@ class Recipe:
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class MixtureRecipe(Recipe):
     """Teaches the same lesson to a mixture of experts: Qwen3-MoE's architecture, with experts `mlp_size` wide.
-    Half a batch a step learns it in 0.7 of the time."""
+    With half the batch it takes 0.7 of the time."""
 
     mlp_size: int = 64
     num_experts: int = 8
@@ -91,7 +90,7 @@ class ToolRecipe(Recipe):
     call_share: float = 0.3
     """How often the teacher calls the tool instead of guessing."""
     wrong_digit_share: float = 0.08
-    """How often the teacher writes a random digit, in a call and in what it repeats of the result."""
+    """How often the teacher writes a random digit, in a call and in a result that it repeats."""
     max_context: int = 256
     max_steps: int = 200
     settle_steps: int = 80
@@ -115,14 +114,13 @@ def ensure_builtin_model(
     threads: int = 1,
     recipe: Recipe | None = None,
 ) -> Path:
-    """Return the folder of a built-in model in Hugging Face format, and train the model first if it is not
-    cached.
+    """Return the folder of a built-in model in Hugging Face format, and train the model first if it is not cached.
 
-    One thread is the default: the model's matrices are so small that a second one gains little on an idle
-    machine and loses much on a busy one.
+    One thread is the default: the model's matrices are so small that a second one gains little on an idle machine
+    and loses much on a busy one.
 
-    It is safe against races and crashes: the model is made in a temporary folder beside its final path and
-    moved there whole. Of two processes that make it at once, the first to finish wins.
+    It is safe against races and crashes: the model is made in a temporary folder beside its final path and moved
+    there whole. Of two processes that make it at once, the first to finish wins.
     """
     recipe = recipe or Recipe()
     folder = cache_dir / f"arithmetic-{recipe.key()}"

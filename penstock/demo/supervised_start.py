@@ -117,7 +117,8 @@ def exact_probability(model: nn.Module, pairs_B2: torch.Tensor, recipe: Recipe) 
 
 
 def _train(recipe: Recipe, pairs: torch.Tensor, seed: int, log: Callable[[str], None]) -> tuple[Any, float]:
-    """Train at the peak learning rate until the model can add, then settle. Also returns how often it is exact."""
+    """Train at the peak learning rate until the model can add, then settle. Return the model, and the
+    probability that its answers are exact."""
     torch.manual_seed(seed)
     model = _new_model(recipe)
     generator = torch.Generator().manual_seed(seed)

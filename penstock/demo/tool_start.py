@@ -1,9 +1,8 @@
-"""Trains the supervised start of `builtin-tools`: a tiny model that can chat and call a calculator, and seldom
-does.
+"""Trains the supervised start of `builtin-tools`: a tiny model that chats and sometimes calls a calculator.
 
-It can't add. Its teacher guesses most answers and calls the tool for some; it writes a wrong digit now and
-then, in the call as in what it repeats of the result. So there is something to learn: to call the tool, with
-the right numbers, and to say what came back.
+The model can't add. Its teacher guesses most answers and calls the tool for some; now and then it writes a
+wrong digit, in a call or in a result that it repeats. So there is something to learn: to call the tool, with
+the right numbers, and to repeat its result.
 
     <|user|>214+387=<|end|><|assistant|>CALL 214 AND 387 CLOSE<|end|><|tool|>601<|end|><|assistant|>601<|end|>
 """
@@ -73,7 +72,7 @@ def make_tool_tokenizer(recipe: ToolRecipe) -> Any:
 
 
 def conversation(recipe: ToolRecipe, rng: random.Random) -> tuple[list[int], list[int]]:
-    """Return the token ids of one example of the teacher's, and its targets: all but the assistant's tokens are
+    """Return the token ids and the targets of one example by the teacher. All but the assistant's tokens are
     ignored."""
     a, b = _operands(recipe, rng)
     token_ids, targets = _ids([USER, *f"{a}+{b}=", END, ASSISTANT]), []

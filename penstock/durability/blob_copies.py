@@ -39,8 +39,8 @@ class BlobCopies:
     def keep(self, group: Group) -> None:
         """Copy the blobs of a scored group; they are durable when this returns.
 
-        `BlobLost` when one is not in the store; `OSError` when the disk does not take them, and then no part
-        of them is left.
+        Raise `BlobLost` when one is not in the store, and `OSError` when the disk does not take them; then no
+        part of them is left.
         """
         refs = list(refs_of(group))
         if refs:
@@ -50,7 +50,8 @@ class BlobCopies:
             sync_path(self._folder)
 
     def bring_back(self, group: Group) -> None:
-        """Put a group's blobs back into the store of this run, under the same keys. `BlobLost` when one is gone."""
+        """Put a group's blobs back into the store of this run, under the same keys. Raise `BlobLost` when a copy
+        is missing, unreadable or damaged."""
         refs = list(refs_of(group))
         if not refs:
             return
@@ -69,8 +70,8 @@ class BlobCopies:
             self._begin(functools.partial(self._keep_partial, wanted))
 
     def bring_back_partial(self, number: int, refs: Iterable[BlobRef]) -> None:
-        """Put blobs of a group that was under way back into the store. `BlobLost` when one is gone or was cut
-        off."""
+        """Put blobs of a group that was under way back into the store. Raise `BlobLost` when a copy is missing
+        or damaged."""
         for ref in refs:
             self._has_partial.add(number)
             self._store.put(ref.key, self._partial.get(ref))

@@ -52,7 +52,7 @@ Part = Literal["reward", "workflow", "tasks"]
 
 
 class Progress(Record, frozen=True, kw_only=True):
-    """A `Progress` is how far a run has come."""
+    """Holds the controller's part of a checkpoint: how far the run has come."""
 
     format: int = FORMAT
     run: str = ""
@@ -111,8 +111,8 @@ def read_progress(checkpoint: Path) -> Progress:
 
 
 def write_beginning(run: Path, tasks: TaskStream, bound: int, only_in_python: tuple[Part, ...]) -> None:
-    """Save step 0, so that a run can resume that is stopped before its first checkpoint. Its weights are those
-    of its model."""
+    """Save step 0, so that a run that is stopped before its first checkpoint can resume. It holds no weights: a
+    resumed run loads the model again."""
     progress = Progress(
         run=read_facts(run).id,
         step=0,
@@ -160,7 +160,7 @@ def newest_whole(run: Path, say: Callable[[str], None]) -> tuple[Path, Progress]
 
 
 class CheckpointingTrainer(Protocol):
-    """A `CheckpointingTrainer` is the part of `penstock.records.interfaces.Trainer` that checkpoints need."""
+    """Declares the part of `penstock.records.interfaces.Trainer` that checkpoints need."""
 
     async def checkpoint(self, folder: str, files: dict[str, bytes], remove: Sequence[str] = ()) -> None: ...
 
@@ -168,7 +168,7 @@ class CheckpointingTrainer(Protocol):
 
 
 class Checkpoints:
-    """Has the checkpoints of one run written, one at a time, and keeps the last few and the best.
+    """Lets the trainer write a run's checkpoints, one at a time, and keeps the last few and the best.
 
     A checkpoint that can't be written is logged; the run continues without it.
     """
@@ -206,7 +206,7 @@ class Checkpoints:
         self._evaluating: set[int] = set()
 
     def is_due(self, step: int) -> bool:
-        """Return whether a checkpoint is due. While one is being written it is not; the next one is due after
+        """Return whether a checkpoint is due. None is while one is being written; a skipped one is due after
         that."""
         if self._every == 0 or step // self._every <= self._last // self._every:
             return False

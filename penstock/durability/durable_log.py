@@ -48,8 +48,9 @@ PROGRESS_S = 2.0
 class DurableGroupLog:
     """Implements `GroupLog` on a journal. Some of `attempts` may not be durable yet.
 
-    An appended record is queued for the journal. Only what another part relies on waits for the disk: a
-    scored group for itself, a step for the version of its weights, a checkpoint for everything before it.
+    An appended record is queued for the journal. Awaiting it waits for the disk only where another part
+    relies on that: a scored group and the answer of a call wait for themselves, a step for the version of its
+    weights, a checkpoint for everything before it.
     """
 
     def __init__(
@@ -86,7 +87,7 @@ class DurableGroupLog:
         """The position of the newest version's record in the journal."""
 
     def append(self, record: AttemptRecord, *, urgent: bool = False) -> Awaitable[None]:
-        """Append a record. What to await depends on its kind."""
+        """Append a record. What the returned awaitable waits for depends on the record's kind."""
         match record:
             case WorkProgressed():
                 return self._progress(record)
@@ -115,7 +116,6 @@ class DurableGroupLog:
         return DONE
 
     async def durable(self) -> None:
-        """Wait until everything so far is on the disk."""
         await self.journal.durable()
 
     async def close(self) -> None:
@@ -138,7 +138,7 @@ class DurableGroupLog:
         return self.journal.durable(soon=True)
 
     async def _append_scored(self, record: GroupScored, urgent: bool) -> None:
-        """Append a scored group, after its blobs are on the disk. Unless in a urgent, it waits a moment for other
+        """Append a scored group, after its blobs are on the disk. Unless `urgent`, it waits a moment for other
         records to share the commit."""
         if self.copies is not None and any(refs_of(record.scored.group)):
             keep = functools.partial(self.copies.keep, record.scored.group)
@@ -148,7 +148,7 @@ class DurableGroupLog:
         await self.journal.durable(place, soon=not urgent)
 
     async def _let_segments_go(self, step: int, place: int) -> None:
-        """Remove segments that only earlier steps needed: no run will resume from before `step`."""
+        """Remove the segments that only a run resuming from before `step` would need."""
         await self.journal.durable(place)
         over = [number for number, one in self.attempts.by_number.items() if one.is_over(step)]
         pending = {number for record in self.journal.not_durable() for number in groups_of(record)}

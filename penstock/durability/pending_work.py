@@ -1,6 +1,6 @@
-"""Gathers what groups under way have done since the last record of it, so that one record holds much.
+"""Gathers what groups under way have done into few records.
 
-    chunks, calls, scores ─► pending ─► every few seconds one `WorkProgressed`, of one group when it asks
+    chunks, calls, scores ─► pending ─► one `WorkProgressed` every few seconds, or at once for a group with a call
                                 └► dropped, where their episode or group has ended meanwhile
 
 A short answer ends before a record of it is due; then the record of its episode or group holds it. So this
@@ -21,7 +21,7 @@ Place = tuple[int, int]
 
 @dataclass(slots=True)
 class _Group:
-    """Holds what no record has yet."""
+    """Holds the work of a group that is in no record yet."""
 
     turns: dict[Place, list[TurnPart]] = field(default_factory=dict)
     calls: dict[Place, CallAnswer] = field(default_factory=dict)
@@ -29,7 +29,7 @@ class _Group:
 
 
 class PendingWork:
-    """Passes `keep` one record at most every `every_s` seconds."""
+    """Passes the work of all groups to `keep` as one record every `every_s` seconds."""
 
     def __init__(self, keep: Callable[[WorkProgressed], object], *, every_s: float) -> None:
         self._keep = keep
@@ -51,7 +51,7 @@ class PendingWork:
             self._of(one.group).scores[one.episode] = one.score
 
     def episode_ended(self, group: int, episode: int) -> None:
-        """Drop the work of an episode that has a record of its own."""
+        """Drop the turns and calls of an episode that has a record of its own."""
         pending = self._groups.get(group)
         if pending is not None:
             pending.turns = {place: parts for place, parts in pending.turns.items() if place[0] != episode}

@@ -89,7 +89,7 @@ async def recover(
 
 @dataclass(frozen=True, slots=True)
 class UndoneGroups:
-    """Reads from the journal of a run which groups the undone steps had trained."""
+    """Reads the groups of undone steps from the run's journal."""
 
     log: DurableGroupLog
     run: Path
@@ -97,10 +97,7 @@ class UndoneGroups:
     tasks: TaskStream
 
     async def after(self, step: int) -> BroughtBack:
-        """Return the groups that steps after `step` have trained, when a trainer has gone back to `step`.
-
-        The journal first records the rollback.
-        """
+        """Record the rollback to `step` in the journal, and return the groups that later steps had trained."""
         await self.log.durable()
         attempts = await asyncio.to_thread(read_attempts, DiskFiles(self.run / FOLDER))
         await self.log.append(RunResumed(step=step, num_again=self.log.attempts.num_again(step)))
@@ -119,7 +116,7 @@ def _bring_back(
     config: PenstockConfig,
     tasks: TaskStream,
 ) -> BroughtBack:
-    """Return finished groups with their blobs.
+    """Make finished groups ready again, with their blobs in the store of this run.
 
     A group without a token to train on was about to be dropped when the run ended; one whose blobs are gone
     is lost.

@@ -32,7 +32,8 @@ def keep_work(
     records_routing: bool,
     say: Callable[[str], None],
 ) -> WorkReplay:
-    """Record turns and calls in the journal. Where a run has none, return the engines as they are."""
+    """Return the engines and call keeper of episodes, which record turns and calls in the journal if there is
+    one."""
     if log is None:
         return WorkReplay(engine=engine)
     turns = ReplayedTurns(

@@ -2,8 +2,8 @@
 
 - The Host header must be a name that the server is known by; its port is ignored (a tunnel uses another). This
   refuses a stranger's page that resolves its own name to this address (DNS rebinding).
-- An Origin, which browsers send with what pages ask of other sites, must be the server's own.
-- A POST must be JSON and say so: without permission, no page can send that to another site.
+- The Origin header, which browsers add to a page's requests to other sites, must be the server's own.
+- A POST must have the content type of JSON: no page can send that to another site without permission.
 """
 
 import functools
@@ -33,7 +33,8 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guard:
-    """Knows the names that a server answers to. `advice` tells a client what to do about an unknown name."""
+    """Checks requests. `hosts` are the names that the server answers to; `advice` tells clients of another name
+    what to do."""
 
     hosts: frozenset[str]
     any_address: bool
@@ -69,8 +70,8 @@ class Guard:
         return name is not None and (name in self.hosts or (self.any_address and _is_address(name)))
 
     def _is_own(self, origin: str, host: str) -> bool:
-        """Return whether the page came from here, or from another name of this server beyond loopback, such as a
-        proxy's."""
+        """Return whether the page is this server's: its host is the requested one, or another of `hosts` beyond
+        loopback, such as a proxy's."""
         scheme, _, place = origin.partition("://")
         if scheme not in ("http", "https"):
             return False

@@ -1,9 +1,8 @@
-"""Calls HTTP services with JSON, with limits for concurrent requests and time, and retries after transient
-errors.
+"""Calls HTTP services with JSON, with limits for concurrent requests and time, and retries after transient errors.
 
-Rewards and environments by URL use `HttpCalls`, from event loops of several threads at once, which share one
-limit. The retries of rewards and workflows use `is_transient`. It knows errors by the names of their classes
-and by the HTTP status that they carry, so it imports no library.
+Rewards and environments by URL use `HttpCalls`, from event loops of several threads at once, which share one limit.
+The retries of rewards and workflows use `is_transient`, which knows errors by the names of their classes and by
+their HTTP status, and so imports no library.
 """
 
 import asyncio
@@ -44,7 +43,7 @@ class HttpConfig(Section):
     """Sets how services that are named by URL are called."""
 
     in_flight: int = Field(default=32, ge=1)
-    """Requests that one worker process makes at once."""
+    """Requests that one worker process makes to a service at once."""
     timeout_s: float = Field(default=30.0, gt=0)
     """Time limit of one request."""
     retries: int = Field(default=3, ge=0)
@@ -166,7 +165,7 @@ class HttpCalls:
 
 
 def retry_wait_s(attempt: int) -> float:
-    """Return the wait after try number `attempt`, counted from 0: twice as long each time."""
+    """Return the seconds to wait after try number `attempt`, counted from 0: 1, 2, 4 … up to 30."""
     return min(LONGEST_S, FIRST_S * 2.0**attempt)
 
 

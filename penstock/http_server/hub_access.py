@@ -1,5 +1,5 @@
-"""Ends look-ups on the Hugging Face hub early where it can't be reached. Its client would retry each of them for
-half a minute, also those of models that are in its cache."""
+"""Switches the Hugging Face hub's client to its cache where the hub can't be reached. The client would retry
+each look-up for half a minute, even of models in the cache."""
 
 import os
 import threading
@@ -10,8 +10,8 @@ VARIABLE = "HF_HUB_OFFLINE"
 
 
 def check_hub(name: str, say: Callable[[str], None], *, connect_s: float = CONNECT_S) -> None:
-    """Switch to what is cached, in this process and in those that it starts, if `name` is no file or folder here
-    and the hub can't be reached. The variable HF_HUB_OFFLINE decides if it is set."""
+    """Use only what is cached, in this process and in those that it starts, if `name` is no file or folder here
+    and the hub can't be reached. If HF_HUB_OFFLINE is set, it decides instead."""
     if os.path.exists(name) or os.environ.get(VARIABLE):
         return
     from huggingface_hub import constants
@@ -27,8 +27,8 @@ def check_hub(name: str, say: Callable[[str], None], *, connect_s: float = CONNE
 
 
 def _is_reachable(connect_s: float) -> bool:
-    """Connect as the hub's client does, through proxies too. A hub that is slow to answer can be reached. A thread
-    asks, since resolving a host name has no time limit."""
+    """Connect as the hub's client does, through proxies too. A hub that is slow to answer counts as reachable. A
+    thread asks, since resolving a host name has no time limit."""
     from huggingface_hub import constants, get_session
 
     reached, ended = threading.Event(), threading.Event()

@@ -1,8 +1,7 @@
 """Serves an aiohttp application on a port, and closes connections that do not send a request in time.
 
-A connection has `HEADER_S` to send the headers of its first request, and as long for each further one, from
-its first byte on. There is no such limit between two requests, or while a body is sent or a long answer is
-read.
+A connection has `HEADER_S` to send the headers of its first request, and as long for each further one, from its
+first byte on. There is no such limit between two requests, or while a body is sent or a long answer is read.
 """
 
 import asyncio
@@ -127,7 +126,7 @@ class HttpServer:
 
 
 def request_logger() -> logging.Logger:
-    """Return a logger without aiohttp's tracebacks of data that is no request: a stranger could fill the disk
+    """Return a logger that drops aiohttp's tracebacks of data that is no request: a stranger could fill the disk
     with them. Our own errors are logged as usual."""
     logger = logging.getLogger("penstock.requests")
     if not logger.filters:

@@ -1,2 +1,2 @@
-"""Holds the heart of the library: admission, the buffer, production of groups, steps and weight sync. It imports
-only records and protocols."""
+"""Holds the heart of the library: admission, the buffer, production of groups, steps and weight sync. It starts
+no process and opens no file."""

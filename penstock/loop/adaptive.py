@@ -3,8 +3,8 @@
 A pure state machine. Too small an effective sample size (ESS) tightens the bound by one; a trainer that idles
 while the ESS is healthy relaxes it by one. Three things keep it from oscillating:
 
-- a dead time after every move: the steps already in flight were admitted under the old bound, so the
-  next `bound + 1` observations say nothing about the new one and are not counted;
+- a dead time after every move: the steps already in flight were admitted under the old bound, so as many
+  observations as the larger of both bounds, plus one, say nothing about the new one and are not counted;
 - decisions on the mean of a window of counted observations, with a margin between the two thresholds;
 - memory: a bound that cost too much ESS is not tried again until the ESS below it has risen by more
   than the margin since the bound was left.
@@ -18,7 +18,7 @@ from penstock.loop.rollout_buffer import RolloutBuffer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdaptiveRules:
-    """Say when the bound moves, and how far at most."""
+    """Holds the limits of the bound, and the thresholds at which it moves by one."""
 
     min_staleness: int = 1
     """The tightest bound it may set."""
@@ -48,7 +48,7 @@ class AdaptiveRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ceiling:
-    """Remembers a bound that cost too much ESS, and the ESS just below it when it was left."""
+    """Remembers a bound that cost too much ESS, and the first ESS measured at the bound one below."""
 
     bound: int
     ess_below: float | None = None
@@ -56,7 +56,7 @@ class Ceiling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdaptiveBound:
-    """Holds the bound and what was observed since it was set. `observe` returns the next state."""
+    """Holds the bound and the observations of the current window. `observe` returns the next state."""
 
     rules: AdaptiveRules
     bound: int
@@ -73,7 +73,7 @@ class AdaptiveBound:
         return cls(rules=rules, bound=within, dead=within + 1)
 
     def observe(self, *, ess: float, idle: float) -> "AdaptiveBound":
-        """Count one step: its effective sample size, and the share of its time that the trainer idled."""
+        """Count one step, given its effective sample size and the share of its time in which the trainer idled."""
         if self.dead > 0:
             return replace(self, dead=self.dead - 1)
         state = replace(self, ess=(*self.ess, ess), idle=(*self.idle, idle))
@@ -92,7 +92,7 @@ class AdaptiveBound:
         return state
 
     def _remember(self, ess: float) -> Ceiling | None:
-        """Note the ESS just below the ceiling when it is first seen there."""
+        """Note the first ESS that is measured one below the ceiling."""
         ceiling = self.ceiling
         if ceiling is None or ceiling.ess_below is not None or self.bound != ceiling.bound - 1:
             return ceiling
@@ -120,7 +120,7 @@ def _mean(values: tuple[float, ...]) -> float:
 
 
 def starting_bound(config: StalenessConfig) -> int:
-    """Return `max_staleness`, clipped to the range of `adaptive`."""
+    """Return `max_staleness`, clipped to the range of `adaptive` if that is on."""
     if not config.adaptive:
         return config.max_staleness
     return min(max(config.max_staleness, config.adaptive_min), config.adaptive_max)

@@ -27,9 +27,9 @@ from penstock.records import DEFAULT_POLICY, IntArray, Record, Sample, ScoredGro
 
 Late = Literal["mask", "wait", "drop", "correct"]
 STALE = "stale"
-"""Why a group is dropped that grew too old: its task goes back."""
+"""Drop reason of a group that grew too old. Its task is tried again."""
 EMPTY = "empty"
-"""Why a group is dropped that has no token to train on."""
+"""Drop reason of a group that has no token to train on."""
 NO_VERSIONS: IntArray = np.empty(0, dtype=np.int32)
 Samples = tuple[tuple[Sample, ...], ...]
 """The samples of each episode of a group."""
@@ -37,8 +37,7 @@ Samples = tuple[tuple[Sample, ...], ...]
 
 class Ticket(msgspec.Struct, frozen=True, kw_only=True):
     """A ticket permits the generation of one group. `number` orders admissions and is never reused: seeds and
-    request ids come from it. `deadline` is the last step at which all tokens are certain to be within the
-    bound."""
+    request ids come from it. `deadline` is the last step at which all tokens are certain to be within the bound."""
 
     number: int
     bound: int
@@ -56,24 +55,24 @@ class ReadyGroup(Record, frozen=True, kw_only=True):
     """The step of the weights for which it was first selected; None before. It keeps the age that it had then, so a
     group that a rollback returned is never late."""
     steps_at_selection: tuple[int, ...] = ()
-    """The step of every version, as it was then."""
+    """The step of every version at that moment."""
 
     @property
     def deadline(self) -> int:
-        """Return the last step that may train it, exact now that its tokens are there."""
+        """Return the last step at whose weights it may train, exact now that its tokens are there."""
         return self.oldest_step + self.ticket.bound
 
     def age_of(self, version: int) -> int:
-        """Return how many steps lie between the weights that sampled its tokens of this version and those for
-        which the group was first selected, by the history of then. Every age that a run reports is this one.
-        """
+        """Return the age of the group's tokens of this version: the steps between the weights that sampled them
+        and those for which the group was first selected, by the history at that time. This is the age of
+        every trained token that a run reports."""
         assert self.selected_at is not None
         return max(0, self.selected_at - self.steps_at_selection[version])
 
 
 class StepGroups(Record, frozen=True, kw_only=True):
-    """Holds the groups of one step, with lateness already applied to their samples. `step` is that of the
-    weights they train: the step they make is the next."""
+    """Holds the groups of one step, with late tokens already masked (`late: mask`). They train the weights of
+    `step` to those of `step + 1`."""
 
     step: int
     groups: tuple[ReadyGroup, ...]
@@ -129,14 +128,14 @@ class StalenessGate:
         self._num_trained = 0
         self._running: dict[int, Ticket] = {}
         self._held: dict[int, Ticket] = {}
-        """Running before a restart, and not begun again yet."""
+        """Groups that ran before a restart and are not resumed yet."""
         self._ready: dict[int, ReadyGroup] = {}
         self._training: dict[int, ReadyGroup] = {}
         self._consumed: tuple[tuple[int, int], ...] = ()
         self._starved_at: int | None = None
         """The last step for which groups were missing when the trainer asked."""
         self._looked_at_step = -1
-        """The step at which lateness was last looked at."""
+        """The step at which lateness was last checked."""
         self._unlooked: list[int] = []
         """Groups that became ready since then."""
 
@@ -166,9 +165,9 @@ class StalenessGate:
 
     @property
     def stocked(self) -> bool:
-        """Return whether enough groups wait for the trainer: more would only grow old.
+        """Return whether enough groups wait for the trainer; more would only grow old.
 
-        Not if the trainer itself has waited for groups in the last `max_staleness + 1` steps, which is how
+        It is False if the trainer has waited for groups in the last `max_staleness + 1` steps, which is how
         long a group may take. Otherwise groups that finish together would hold back the next ones, which
         would then begin together, and so on.
         """
@@ -188,13 +187,14 @@ class StalenessGate:
         return ticket
 
     def may_readmit(self) -> bool:
-        """Apply the rule for new groups, without counting those that are still held. After a rollback many
-        groups may be ready, and what is generated behind them would grow old."""
+        """Return whether a held group may continue: the rule for new groups, without counting held ones. After a
+        rollback many groups may be ready, and what is generated behind them would grow old."""
         return self.outstanding - len(self._held) < self.limit and not self.stocked
 
     def readmit(self, ticket: Ticket, kept_versions: IntArray = NO_VERSIONS) -> Ticket:
         """Resume a group that was running before a restart, under its number and bound. `kept_versions` are the
-        versions of the tokens it already has: it is as old as the oldest of them."""
+        versions of the tokens it already has; the oldest of them, or of what engines serve, decides its
+        deadline."""
         assert self.may_readmit()
         del self._held[ticket.number]
         known = kept_versions[kept_versions <= self.history.newest]  # another policy counts by itself
@@ -206,9 +206,9 @@ class StalenessGate:
     def finish(self, ticket: Ticket, scored: ScoredGroup, samples: Samples | None = None) -> bool:
         """Let a group that is generated and scored wait for its step.
 
-        `samples` are those of its episodes where selection has kept some out of the loss. Samples of other
-        policies have ages of their own and are not trained here. Returns False when no sample has a token in
-        the loss: the group is to be dropped.
+        `samples` are its samples after selection; None takes all of them. Samples of other policies have ages
+        of their own and are not trained here. Returns False when no sample has a token in the loss: the
+        caller drops the group.
         """
         if samples is None:
             samples = tuple(scored.samples(index) for index in range(len(scored.scores)))
@@ -229,8 +229,9 @@ class StalenessGate:
             groups.pop(number, None)
 
     def select(self) -> tuple[StepGroups | None, list[ReadyGroup]]:
-        """Return the groups of the next step, or None while some are missing, and the groups that are too late
-        for any step, which are to be dropped."""
+        """Return the groups of the next step, and the groups too late for any step, which the caller drops. The
+        first is None while groups are missing, or, with `late: wait`, while older groups still running need
+        the room."""
         late = self._take_late()
         if len(self._ready) < self.groups_per_step:
             self._starved_at = self.step
@@ -246,7 +247,7 @@ class StalenessGate:
         return StepGroups(step=self.step, groups=groups), late
 
     def put_back(self, taken: StepGroups) -> None:
-        """Give the step up: those of its groups that are still taken are ready again."""
+        """Make the groups of a step that was given up ready again, except those dropped meanwhile."""
         for number in taken.numbers:
             group = self._training.pop(number, None)
             if group is not None:
@@ -287,8 +288,8 @@ class StalenessGate:
     def roll_back(
         self, step: int, *, consumed: tuple[tuple[int, int], ...], returned: Sequence[ReadyGroup] = ()
     ) -> None:
-        """Undo the steps after `step` while generation continues. `consumed` is what earlier steps trained on,
-        `returned` are groups of the undone steps; the groups of a step under way are ready again."""
+        """Undo the steps after `step` while generation continues. `consumed` are the groups that the steps up to it
+        trained on, `returned` are groups of the undone steps; the groups of a step under way are ready again."""
         self.step, self.served_step = step, min(self.served_step, step)
         self._consumed, self._num_trained = consumed, sum(last - first + 1 for first, last in consumed)
         ready = [*self._training.values(), *self._ready.values(), *returned]
@@ -324,7 +325,7 @@ class StalenessGate:
         return late
 
     def _selected(self, group: ReadyGroup, steps: tuple[int, ...]) -> ReadyGroup:
-        """Settle the age of a group and what is late of it, once, whatever is undone or put back later."""
+        """Fix the age of a group and mask its late tokens, at its first selection only."""
         if group.selected_at is not None:
             return group
         within = self._within_bound(group)
@@ -337,8 +338,8 @@ class StalenessGate:
         return msgspec.structs.replace(group, samples=samples)
 
     def _leaves_room(self, chosen: list[ReadyGroup]) -> bool:
-        """Return whether, with `chosen` trained now, every other outstanding group can still train in time. When
-        none runs there is nothing to wait for: groups that a rollback returned have taken the room."""
+        """Return whether, with `chosen` trained now, every other outstanding group can still train in time.
+        While none runs there is nothing to wait for: groups that a rollback returned have taken the room."""
         if not self._running:
             return True
         taken = {group.ticket.number for group in chosen}
@@ -378,7 +379,8 @@ def masked_before(floor: int, samples: Samples, history: VersionHistory) -> Samp
 
 
 def _order(group: ReadyGroup) -> tuple[bool, int, int]:
-    """Sort groups that a rollback returned first, in the order in which they were selected; then by deadline."""
+    """Return a sort key: groups that a rollback returned come first, in the order of their selection, then the
+    others by deadline."""
     is_new = group.selected_at is None
     return is_new, group.deadline if group.selected_at is None else group.selected_at, group.ticket.number
 

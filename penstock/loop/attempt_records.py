@@ -1,8 +1,7 @@
-"""Defines what the journal holds: one record for everything that happens to an attempt, a version or a
-checkpoint.
+"""Defines what the journal holds: one record for everything that happens to an attempt, a version or a checkpoint.
 
-Tasks are kept by id, with their prompt for people to read: their columns may be anything and are read from
-the tasks again. Records are written as msgpack (`penstock.records.codec`).
+Tasks are kept by id, with their prompt for people to read: their columns may be anything and are read from the
+tasks again. Records are written as msgpack (`penstock.records.codec`).
 """
 
 from collections.abc import Collection, Sequence
@@ -30,7 +29,7 @@ class GroupAdmitted(Record, frozen=True, kw_only=True, tag="admitted"):
     task_id: str
     prompt: str | tuple[Message, ...]
     num_taken: int
-    """New tasks taken so far, this one included. As before when a task that was put back is tried again."""
+    """New tasks taken so far, this one included. A task that is tried again counts once."""
 
 
 class GroupResumed(Record, frozen=True, kw_only=True, tag="group_resumed"):
@@ -40,7 +39,7 @@ class GroupResumed(Record, frozen=True, kw_only=True, tag="group_resumed"):
 
 
 class EpisodeEnded(Record, frozen=True, kw_only=True, tag="episode"):
-    """One episode of a running group is over."""
+    """One episode of a running group has ended without a failure."""
 
     number: int
     episode: Episode
@@ -68,14 +67,14 @@ class GroupScored(Record, frozen=True, kw_only=True, tag="scored"):
 
 
 class GroupsSelected(Record, frozen=True, kw_only=True, tag="selected"):
-    """Groups were taken for the step that the weights of `step` train. Their age counts from here."""
+    """Groups were selected for step `step + 1`. The first selection of a group fixes its age."""
 
     step: int
     numbers: tuple[int, ...]
 
 
 class GroupsTrained(Record, frozen=True, kw_only=True, tag="trained"):
-    """An optimizer step was made of these groups."""
+    """Optimizer step `step` was made of these groups."""
 
     step: int
     numbers: tuple[int, ...]
@@ -91,7 +90,7 @@ class GroupDropped(Record, frozen=True, kw_only=True, tag="dropped"):
 
 
 class VersionIssued(Record, frozen=True, kw_only=True, tag="version"):
-    """A step's weights get a version number of a policy."""
+    """The weights that `step` makes get a version number of their policy."""
 
     policy: str = DEFAULT_POLICY
     version: int
@@ -99,13 +98,14 @@ class VersionIssued(Record, frozen=True, kw_only=True, tag="version"):
 
 
 class CheckpointKept(Record, frozen=True, kw_only=True, tag="checkpoint"):
-    """A checkpoint is safe: no run will resume from before this step, so what it trained on is trained for good."""
+    """A checkpoint is on the disk. From now on the log serves only runs that resume from `step` or later, so
+    what was trained until then is trained for good."""
 
     step: int
 
 
 class Standing(Record, frozen=True, kw_only=True):
-    """Sums up the records before a point, besides the groups themselves."""
+    """Sums up what the records up to a point say besides the groups themselves."""
 
     num_admitted: int = 0
     num_taken: int = 0
@@ -124,7 +124,7 @@ class RunResumed(Record, frozen=True, kw_only=True, tag="resumed"):
 
     step: int
     standing: Standing | None = None
-    """Where the run stands, when the journal begins here and the checkpoint alone knows."""
+    """Where the run stands, if the journal begins with this record, so that only the checkpoint knows."""
     num_again: int = 0
     """How many of the steps that are undone are made again, from the same groups."""
 
@@ -164,8 +164,8 @@ def groups_of(record: AttemptRecord) -> Collection[int]:
 
 
 def encode_commit(records: Sequence[AttemptRecord]) -> list[bytes]:
-    """Encode what one commit of the journal keeps. The progress of a group that ends in the same commit is left
-    out: the record of its end contains it or makes it worthless."""
+    """Encode what one commit of the journal keeps. Ended episodes of a group that is scored or dropped in the
+    same commit are left out: its last record contains them or makes them worthless."""
     over = {one.number for one in records if isinstance(one, GroupScored | GroupDropped)}
     return [
         encode(one)
@@ -187,7 +187,7 @@ def scored_record(number: int, scored: ScoredGroup, samples: Samples | None) -> 
 
 
 def samples_of(record: GroupScored, scored: ScoredGroup) -> Samples:
-    """Rebuild the samples that the buffer had from the record."""
+    """Rebuild the samples that the buffer held for a scored group from its record."""
     rows = []
     for index, kept in enumerate(record.in_loss):
         samples = scored.samples(index)

@@ -59,7 +59,7 @@ MAY_BECOME: dict[AttemptState, tuple[AttemptState, ...]] = {
 }
 """Besides: a restart makes what is under way `issued` again, and a rollback makes `trained` `scored` again."""
 UNDER_WAY = (ISSUED, RUNNING, GENERATED)
-"""Not scored yet: a resumed run starts there again, with what the group has."""
+"""The states before `scored`. A resumed run continues such groups with what they have."""
 
 
 @dataclass(slots=True)
@@ -70,7 +70,7 @@ class Attempt:
     task_id: str
     state: AttemptState = ISSUED
     step: int | None = None
-    """That trained it."""
+    """The step that trained it."""
     reason: str = ""
     """Why it was dropped."""
     selected_at: int | None = None
@@ -82,7 +82,7 @@ class Attempt:
     partial: PartialGroup | None = None
     """What it has done while it runs, where contents are kept."""
     began_s: float | None = None
-    """When it was admitted by this process; None for what earlier ones did, here and below."""
+    """When this process admitted or resumed it. Times of earlier processes are None, here and below."""
     generated_s: float | None = None
     generated_at: int | None = None
     """The step of the trainer's weights then."""
@@ -97,15 +97,15 @@ class Attempt:
 
 
 class Forgotten(Record, frozen=True, kw_only=True):
-    """Stands for journal segments that were deleted."""
+    """Counts the groups that `Attempts.forget` removed, for example those of deleted journal segments."""
 
     standing: Standing = Standing()
-    """At the end of the last of them."""
+    """What the records say at the end of the last removed segment."""
     trained: int = 0
     dropped: dict[str, int] = msgspec.field(default_factory=dict)
     """By reason."""
     over: dict[int, int] = msgspec.field(default_factory=dict)
-    """Groups that are counted above and of which later segments still speak, each with the last that does."""
+    """Removed groups that later segments still mention, each with the last segment that does."""
 
 
 class Attempts:
@@ -126,8 +126,8 @@ class Attempts:
         self._now: Callable[[], float] | None = None
 
     def follow(self, now: Callable[[], float]) -> None:
-        """Time records as they are applied from now on: they are of this process. Groups themselves are no
-        longer kept, since the buffer has them."""
+        """Note the time of every record from now on, since it is made by this process. Contents are no longer
+        kept, since the buffer has them."""
         self._keeps_content, self._now = False, now
 
     def apply(self, record: AttemptRecord) -> None:

@@ -28,7 +28,7 @@ from penstock.loop.weight_sync import Offer, WeightSync
 from penstock.records.interfaces import Engine, Trainer
 
 UNDONE = "undone"
-"""Why a group is dropped whose step was undone, where no journal has kept it."""
+"""Drop reason of a group whose step was undone, where no journal has kept it."""
 
 
 class Controller:
@@ -69,7 +69,7 @@ class Controller:
         self._trained_groups = trained_groups
         self._stopping = False
         self.is_training = True
-        """Until the last step is done. A trainer lost after that is not restarted."""
+        """Until the last weights are offered. A trainer lost after that is not restarted."""
         self._is_published = True
         """Whether the weights of the last step have a version."""
         self._stepped = asyncio.Event()
@@ -77,11 +77,11 @@ class Controller:
         self._trainer_there = asyncio.Event()
         self._trainer_there.set()
         self._incarnation = 0
-        """Counts the trainers that have gone on from a checkpoint."""
+        """Counts rollbacks."""
         self._first_version = 0
         """Of the weights that the trainer started with."""
         self._stepping = asyncio.Lock()
-        """Held during a step: what is published belongs to the step that the gate counts."""
+        """Held during a step and a snapshot, so a snapshot has the weights of the step that the gate counts."""
 
     def stop(self) -> None:
         """Stop after the step in progress."""
@@ -92,7 +92,7 @@ class Controller:
         """Bring every engine to the trainer's starting weights and verify them."""
         try:
             await self._deliver_start()
-        except TrainerLost:  # its revival does this too
+        except TrainerLost:  # `roll_back` delivers the weights then
             self.trainer_lost()
             await self._trainer_there.wait()
         self._started.set()
@@ -139,7 +139,8 @@ class Controller:
         self._trainer_there.clear()
 
     async def pause(self) -> int:
-        """Wait until nothing waits for the lost trainer. Returns the first version of the next one."""
+        """Wait for the step under way to end, pause weight sync, and return the first version of the next
+        trainer."""
         async with self._stepping:
             self.activity.trainer = "gone, another one is starting"
             await self.sync.pause()
@@ -166,8 +167,8 @@ class Controller:
         self._trainer_there.set()
 
     async def _return_groups(self, step: int) -> Sequence[ReadyGroup]:
-        """Return the groups of the steps after `step` to the buffer. Without a journal only their tasks are
-        known, and are tried again."""
+        """Recover the groups that the steps after `step` had trained. Without a journal only their tasks are
+        known, which are tried again."""
         log = self.buffer.log
         if self._trained_groups is None:
             gone = log.attempts.trained_after(step)

@@ -25,7 +25,7 @@ from penstock.records import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delivered:
-    """Describes a version that every engine serves, and what it took."""
+    """Describes an update that reached every engine: how long its parts took, and what was sent."""
 
     receipt: UpdateReceipt
     snapshot_s: float
@@ -36,8 +36,8 @@ class Delivered:
 
 
 class LoopEvents(Protocol):
-    """Hears what happens in the loop (`penstock.run.controller_events.ControllerEvents`). The stages of groups
-    do not come here: they follow from the records."""
+    """Receives what happens in the loop (`penstock.run.controller_events.ControllerEvents`). The stages of
+    groups do not come here: they follow from the records."""
 
     def now(self) -> float: ...
 
@@ -79,7 +79,7 @@ class Ranks(Protocol):
 
 
 class Checkpoints(Protocol):
-    """Keeps a run's state between steps (`penstock.durability.checkpoints.Checkpoints`)."""
+    """Saves a run's state between steps (`penstock.durability.checkpoints.Checkpoints`)."""
 
     def is_due(self, step: int) -> bool: ...
 

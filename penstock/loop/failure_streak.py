@@ -5,10 +5,10 @@ from collections import Counter, deque
 from penstock.errors import UserError
 
 STEPS, AT_LEAST = 4, 16
-"""Without a setting: this many steps' worth of groups, but not fewer than this many groups, and more than can be
-under way at once, so that one cause never costs as many."""
+"""The default limit: this many steps' worth of groups, at least this many groups, and more than can be under way at
+once, so that one passing cause can't reach it."""
 WATCHED, TOO_MANY = 64, 0.25
-"""Of so many groups, this share of failures is worth a word."""
+"""A warning is logged when this share of the last so many groups failed."""
 LOOK_AT = {
     "score_error": "look at the reward function, or at what its tasks' columns hold",
     "score_unavailable": "look at what the reward function connects to, and at reward.retries",
@@ -54,8 +54,7 @@ class FailureStreak:
         self._until_warning -= 1
 
     def failed(self, reason: str, message: str) -> UserError | None:
-        """Count a failure, and return the error that ends the run when it is one too many. Its message is that
-        of the last failure."""
+        """Count a failure. Returns the error that ends the run once the limit is reached, and None before."""
         self._reasons[reason] += 1
         self._note(reason)
         if self._reasons.total() < self._limit:

@@ -23,9 +23,10 @@ class GroupLog(Protocol):
     """What was appended so far."""
 
     def append(self, record: AttemptRecord, *, urgent: bool = False) -> Awaitable[None]:
-        """Apply the record at once, except a scored group, which counts when its blobs are safe.
+        """Apply the record at once, except a scored group, which waits for its blobs, and progress, which may be
+        gathered.
 
-        Await the answer: it ends when the record is as durable as its kind must be. For `GroupResumed`,
+        Await the result: it returns once the record is as durable as its kind requires. For `GroupResumed`,
         `EpisodeEnded`, `GroupGenerated`, `GroupsSelected`, `VersionIssued` and `WorkProgressed` without calls
         it need not be awaited. `urgent`: a step waits for this group.
         """
@@ -78,7 +79,7 @@ class MemoryGroupLog:
 
 class CleaningLog:
     """Wraps a `GroupLog` and deletes the blobs of groups that have ended. No other code deletes blobs before the
-    run ends. A log that may return ended groups to the buffer has copies of them."""
+    run ends. A log that may return ended groups to the buffer keeps its own copies of their blobs."""
 
     def __init__(self, log: GroupLog, blobs: BlobStore) -> None:
         self.attempts = log.attempts

@@ -25,7 +25,7 @@ from penstock.records.blob_refs import check_group
 from penstock.records.interfaces import BlobStore, Scorer
 
 LOST_BLOB = "lost_blob"
-"""Why a group is dropped whose bulk data can't be written or read back."""
+"""Drop reason of a group whose bulk data can't be written or read back."""
 
 
 class TaskSource(Protocol):
@@ -163,7 +163,7 @@ class GroupProduction:
         return group
 
     async def _drop_filtered(self, scored: ScoredGroup, reason: str) -> None:
-        """Drop a group that selection rejects. When selection leaves nothing to learn from, the run ends."""
+        """Drop a group that selection rejects. Too many of them in a row end the run."""
         message = f"group {scored.group.number} has nothing to train on"
         await self._buffer.drop(scored.group, reason, message, scored.scores)
         self._filtered_in_a_row += 1

@@ -10,7 +10,7 @@ from penstock.records.interfaces import Scorer
 
 
 class GroupScoring:
-    """Surrounds the rollout of one group, which scores its episodes.
+    """Scores the episodes of one group while the block runs its rollout.
 
         async with GroupScoring(scorer, task) as scoring:
             group = await runner.run_group(number, task, ended=scoring.ended)

@@ -1,9 +1,8 @@
 """Knows which optimizer step each published version of a policy holds.
 
-A version is a publish number: it only grows and is never reused, not even after a rollback. A step is an
-optimizer step of the surviving history, and steps can be rolled back. Undone steps whose groups came back are
-made again, from the same groups in the same order, so their versions keep their steps, and nothing ages
-meanwhile.
+A version is a publish number: it only grows and is never reused, not even after a rollback. A step is an optimizer
+step of the surviving history, and steps can be rolled back. Undone steps whose groups came back are made again,
+from the same groups in the same order, so their versions keep their steps, and nothing ages meanwhile.
 """
 
 from collections.abc import Sequence
@@ -53,8 +52,8 @@ class VersionHistory:
         return self.newest
 
     def withdraw(self, version: int) -> None:
-        """Note that no weights were made for the newest version: its step is still to come. The number stays
-        used."""
+        """Note that no weights were made for the newest version. Its number stays used, and maps to the step of
+        the version before it."""
         assert 0 < version == self.newest
         self._steps[version] = min(self._steps[version - 1 : version + 1])
 
@@ -78,8 +77,8 @@ class VersionHistory:
         return np.array([*self._steps, NOT_SAMPLED], dtype=np.int32)[versions]
 
     def roll_back(self, step: int, num_again: int = 0) -> None:
-        """Undo the steps after `step`; `num_again` of them will be made again from the same groups. Tokens
-        sampled with later weights count as sampled with the last of those."""
+        """Undo the steps after `step`; `num_again` of them will be made again from the same groups. Versions of
+        steps after those map to the last step that is made again."""
         self._steps = [min(one, step + num_again) for one in self._steps]
         self._first_sure = len(self._steps)
 

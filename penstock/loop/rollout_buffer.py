@@ -50,8 +50,8 @@ def _ignore_task(task: Task) -> None:
 
 
 class RolloutBuffer:
-    """Admits groups on one side and gives steps on the other. What happens to a group is in `log` before it
-    counts."""
+    """Admits groups on one side and gives steps on the other. A scored, dropped or trained group is in `log`
+    before the gate counts it."""
 
     def __init__(
         self,
@@ -105,8 +105,8 @@ class RolloutBuffer:
         return version
 
     async def finish(self, ticket: Ticket, scored: ScoredGroup, samples: Samples | None = None) -> bool:
-        """Let the group wait for its step. Returns False when no token of it can be trained, and it was dropped
-        as `empty`."""
+        """Let the group wait for its step. Returns False if it had no token to train on and was dropped as
+        `empty`."""
         self._num_finishing += 1
         try:
             record = scored_record(ticket.number, scored, samples)
@@ -172,7 +172,7 @@ class RolloutBuffer:
         self._wake()
 
     def fail(self, error: Exception) -> None:
-        """End the run with an error, on both sides."""
+        """End the run: waits on both sides raise this error from now on."""
         self._error = error
         self._wake()
 

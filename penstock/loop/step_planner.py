@@ -74,7 +74,7 @@ class StepPlanner:
     micro_batch_tokens: int
     shared_prompts: bool = True
     traced: int = 0
-    """Answers of a step whose tokens are asked for."""
+    """How many answers of a step the trainer traces token by token."""
 
     def plan(self, taken: StepGroups, history: VersionHistory, publishes: int | None) -> tuple[StepPlan, ...]:
         return self.plan_step(

@@ -14,13 +14,13 @@ from penstock.records.blob_refs import check_group
 from penstock.records.interfaces import BlobStore
 
 LOST_STEPS = 3
-"""So many steps in a row that lose all of their groups end a run: then it is no matter of single groups."""
+"""This many steps in a row that lose all their groups end a run: single groups are not the cause then."""
 LEAST_TOKENS = 256
 """A micro-batch is not halved below this, where nothing is won. A longer sequence is a micro-batch by itself."""
 
 
 class StepRunner:
-    """Has the trainers train on the groups of a step."""
+    """Runs each step on the trainers. Groups whose blobs are lost are dropped from it."""
 
     def __init__(
         self,
@@ -39,9 +39,9 @@ class StepRunner:
         self._num_lost_in_a_row = 0
 
     async def run(self, taken: StepGroups, version: int | None) -> tuple[StepGroups, list[StepResult]]:
-        """Train, and return the groups that were trained and what each rank reports. The new weights are
-        `version` where they are published. Without a group nothing was trained: the blobs of all of them were
-        lost."""
+        """Train, and return the groups that were trained and what each rank reports. `version` is what the new
+        weights are published as, or None. The returned step is empty if the blobs of all its groups were
+        lost: nothing was trained then."""
         while True:
             try:
                 with self._events.measure("train", "plan", step=taken.step + 1):
@@ -52,7 +52,7 @@ class StepRunner:
             except StepTooLarge as error:
                 self._shrink_or_raise(error, "the step is tried again")
             except TrainerLost as error:
-                if isinstance(error.__cause__, StepTooLarge):  # one rank had no room: all come back with less
+                if isinstance(error.__cause__, StepTooLarge):  # one rank had no room: all restart
                     self._shrink_or_raise(error.__cause__, "its ranks begin again from the last checkpoint")
                 raise
             except BlobLost as error:  # the trainer reads all blobs of a step before it trains on any
@@ -76,7 +76,7 @@ class StepRunner:
         self._events.log(f"{error}; {word}, and {then}")
 
     async def _without_lost(self, taken: StepGroups, error: BlobLost) -> StepGroups:
-        """Drop the groups whose blobs can't be read from the step. Raises the error when all blobs can be read,
+        """Drop from the step the groups whose blobs can't be read. Raises the error when all blobs can be read,
         or when several steps in a row lose all their groups: then single groups are not the cause."""
         lost = {}
         for group in taken.groups:

@@ -35,7 +35,7 @@ from penstock.records import Interrupt, UpdateReceipt
 from penstock.records.interfaces import Engine, Trainer
 
 FINAL = (ChannelClosed, SnapshotReplaced, UserError, WorkerDied)
-"""To try again would not help."""
+"""Errors after which another attempt would not help."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +44,7 @@ class Offer:
 
     version: int
     made_s: float
-    """When its weights were there."""
+    """When its weights were computed."""
     snapshot_s: float = 0.0
     """How long the trainer took to copy them."""
 
@@ -77,14 +77,15 @@ class SyncedEngines(Engine, Protocol):
 
     async def expel_failed(self, kind: type[BaseException]) -> dict[str, int]:
         """Remove the engines that failed the last update with this kind of error from the pool. Returns how many
-        requests each had; nothing where all have failed, and stay."""
+        requests each had; if all engines failed, they stay and the result is empty."""
 
     async def mend(self, bring: Callable[[Engine], Awaitable[None]]) -> None:
         """Call `bring` for each engine that lacked the weights below its adapter at the last update."""
 
 
 class WeightSync:
-    """The controller starts `run` as a background task, offers versions, and calls `finish` after the last."""
+    """Delivers versions to the engines. The controller starts `run` as a background task, offers versions, and
+    calls `finish` after the last."""
 
     def __init__(
         self,
@@ -186,7 +187,7 @@ class WeightSync:
             await asyncio.gather(self._sending, return_exceptions=True)
 
     def resume(self) -> None:
-        """Send again: there is a trainer."""
+        """Continue to send, since another trainer has started."""
         self._is_paused = False
         self._changed.set()
 
@@ -202,7 +203,7 @@ class WeightSync:
         await self.offer(Offer(version=version, made_s=self._events.now()))
 
     async def serve(self, offer: Offer) -> None:
-        """Send it in its turn while `run` runs, and at once before and after."""
+        """Offer the version while `run` runs; deliver it at once before and after."""
         if self._is_running:
             await self.offer(offer)
         else:
@@ -222,7 +223,8 @@ class WeightSync:
             await self._trainer.release(version)
 
     async def deliver(self, offer: Offer) -> None:
-        """Bring every engine that stays in the pool to a version, however often that must be tried."""
+        """Bring every engine that stays in the pool to a version, however often that must be tried. A version
+        whose snapshot the trainer has replaced is skipped."""
         version = offer.version
         self._activity.syncing_version = version
         transfer = _Transfer(offer=offer)
@@ -250,8 +252,8 @@ class WeightSync:
         self._unreleased.discard(version)
 
     async def abandon(self) -> None:
-        """Release every unsent version: no engine will read it, and a trainer that waits for a free slot
-        continues."""
+        """Release every version that the trainer may still hold: no engine will read it, and a trainer that
+        waits for a free slot continues."""
         for version in sorted(self._unreleased):
             with contextlib.suppress(PenstockError):  # it has no snapshot yet
                 await self._trainer.release(version, delivered=False)

@@ -39,7 +39,7 @@ class EventQueue:
             self._events.append(event)
 
     def take(self) -> EventBatch:
-        """Remove and return the oldest events."""
+        """Remove and return the oldest events, at most `BATCH`."""
         count = min(BATCH, len(self._events))
         lost, self._num_lost = self._num_lost, 0
         events = tuple(self._events.popleft() for _ in range(count))

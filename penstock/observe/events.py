@@ -1,18 +1,17 @@
-"""Defines the events of a run: every stage emits these records, and every view, log and metric is made from
-them.
+"""Defines the events of a run: every stage emits these records, and every view, log and metric is made from them.
 
     controller, monitor ──────────────────► EventStream ─► RunState ─► terminal, summary.json
     engines, trainer, scorers ─► EventQueue ───────┘        └► metrics.jsonl, TensorBoard, wandb, trackio
                                                        └► EventStore: RUN/events, which page, report, trace and
                                                           `penstock view` read
 
-`process` names the process in which it happened. `time` is in seconds of the controller's event loop, which
-is `time.monotonic` in a real run (on Linux one clock for all processes of a machine) and jumps in a simulated
-one; a `RunEvent` ties it to the wall clock. Events from another machine are shifted to this clock when they
-arrive (`EventBatch`).
+`process` names the process in which it happened. `time` is in seconds of the controller's event loop, which is
+`time.monotonic` in a real run (on Linux one clock for all processes of a machine) and jumps in a simulated one; a
+`RunEvent` ties it to the wall clock. Events from another machine are shifted to this clock when they arrive
+(`EventBatch`).
 
-Tokens and forward passes have no events of their own: they happen too often, so `Counters` report sums. The
-tokens of a few answers of each step are reported as columns (`TokensEvent`).
+Tokens and forward passes have no events of their own: they happen too often, so `Counters` report sums. The tokens
+of a few answers of each step are reported as columns (`TokensEvent`).
 
 Events are written as arrays, by position: a new field goes to the end of its record and has a default.
 """
@@ -49,7 +48,7 @@ class RunEvent(Event, frozen=True, kw_only=True):
     step: int = 0
     """Step of the checkpoint that the run resumes from."""
     heldout: tuple[tuple[int, float], ...] = ()
-    """(step, mean held-out reward) of the evaluations before that."""
+    """(step, mean held-out reward) of earlier evaluations."""
 
 
 class ConfigEvent(Event, frozen=True, kw_only=True):
@@ -62,7 +61,7 @@ class ConfigEvent(Event, frozen=True, kw_only=True):
 
 
 class PhaseEvent(Event, frozen=True, kw_only=True):
-    """The run enters a phase: `LOADING`, `verifying weights`, `evaluating`, `training`, `saving`, `done`. It
+    """The run enters a phase: `LOADING`, `verifying weights`, `evaluating`, `training`, `saving`, `done`. A run
     begins in `PREPARING`, without an event for that."""
 
     phase: str
@@ -105,21 +104,22 @@ class Drop(Event, frozen=True, kw_only=True):
 
 
 class TurnText(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Holds what the model read or sampled in one turn, with special tokens by name: roles, tool calls and results
-    are there as the chat template writes them."""
+    """Holds what the model read or sampled in one turn. Special tokens are written out: roles, tool calls and
+    results appear as in the chat template."""
 
     turn: int
     """Which turn of its episode, from 0."""
     role: str
-    """`context` (tokens that were read) or `model` (tokens that it sampled). The name of an agent or of another
-    policy stands for `model` where a turn has one."""
+    """`context` (tokens that were read) or `model` (tokens that were sampled). A turn of an agent or of
+    another policy has its name instead of `model`."""
     text: str
     after: int | None = None
-    """The earlier turn whose context and output this context continues. None: it is the whole context."""
+    """The earlier turn whose context and output this context continues. None: the text is the whole context."""
 
     @property
     def label(self) -> str:
-        """Return what to call the text, and where its context begins if that is not the turn before."""
+        """Return a heading such as `turn 3: context after turn 1`. It ends before `after` where a context
+        follows the turn before."""
         begins = ""
         if self.role == CONTEXT and self.turn and self.after != self.turn - 1:
             begins = " from the beginning" if self.after is None else f" after turn {self.after + 1}"
@@ -212,7 +212,7 @@ class StalenessEvent(Event, frozen=True, kw_only=True):
 
 
 class StepEvent(Event, frozen=True, kw_only=True):
-    """An optimizer step is finished; its ranks are merged."""
+    """Reports a finished optimizer step, with the metrics of all ranks merged."""
 
     step: int
     reward: float
@@ -232,7 +232,7 @@ class StepEvent(Event, frozen=True, kw_only=True):
 
 
 class UpdateEvent(Event, frozen=True, kw_only=True):
-    """Every engine now serves this version. Times are those of the slowest engine."""
+    """Every engine of the pool serves this version. Times are the longest of any engine, token counts are sums."""
 
     policy: str
     version: int

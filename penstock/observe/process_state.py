@@ -22,7 +22,7 @@ class ProcessState:
         return "tokens" in self.counters
 
     def count(self, time: float, values: Mapping[str, float], *, trains: bool) -> None:
-        """Take counters, which grew since the last ones while the run trained, or did something else."""
+        """Take new counters. `trains`: the run was training since the last ones."""
         self.counters.update(values)
         if "busy_s" in values:
             self.busy.read(time, values["busy_s"])

@@ -1,8 +1,8 @@
-"""Reports a worker's liveness: what it is doing, how long since its last beat, and how long that may take.
+"""Reports a worker's liveness: what it is doing, for how long without progress, and how long that may take.
 
 A worker declares each phase of its work with a limit: compiling may take half an hour, a step a few times as
 long as the longest so far. The controller ends a worker that is past its limit, or that does not answer at
-all for longer than the phase that it last declared.
+all for longer than its last report allows.
 """
 
 import threading
@@ -18,11 +18,11 @@ LONG_S = 1800.0
 
 
 class PulseReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Describes the phase that is nearest to its limit."""
+    """Describes the phase or loop that is nearest to its limit."""
 
     phase: str = "waiting for work"
     quiet_s: float = 0.0
-    """Seconds since its last beat."""
+    """Seconds since the phase began, or since the loop last advanced."""
     limit_s: float = 0.0
     """How long `quiet_s` may get. The watching process may allow more, never less."""
     silent_s: float | None = None
@@ -43,7 +43,7 @@ class Pulse:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._phases: dict[int, tuple[str, float, float]] = {}
-        """Name, limit and time of the last beat of each phase under way."""
+        """Name, limit and start of each phase under way."""
         self._loops: list[_Loop] = []
         self._last = 0
         self._changing = threading.Lock()
@@ -55,7 +55,7 @@ class Pulse:
 
     @contextmanager
     def phase(self, name: str, limit_s: float) -> Iterator[None]:
-        """Declare work of this kind, which may go without a beat for at most `limit_s`."""
+        """Declare work of this kind, which must end within `limit_s`."""
         with self._changing:
             self._last += 1
             number = self._last

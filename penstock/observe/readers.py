@@ -1,5 +1,5 @@
-"""Defines the readers of the event stream: metric writers, the view, and a list for tests. Each uses a
-`RunState` that subscribed before it, and so has already seen every event that the reader sees."""
+"""Defines the readers of the event stream: metric writers, the view, and a list for tests. Writers and view use
+a `RunState` that subscribed before them, so it has already folded the event that they get."""
 
 import contextlib
 from collections.abc import Callable, Sequence
@@ -28,8 +28,7 @@ DRAW_EVERY_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class ShownRun:
-    """Holds a run's event stream and the state made from it. A view reads it from the first line on, even before
-    there is a session."""
+    """Holds a run's event stream and the state made from it. A view may follow it before there is a session."""
 
     stream: EventStream
     state: RunState
@@ -52,7 +51,7 @@ class ShownRun:
 
 
 def show(view: View) -> ShownRun:
-    """Show a run from its beginning, in the thread that prepares it."""
+    """Begin to show a run, in the thread that prepares it."""
     stream, state = EventStream(MonotonicClock()), RunState()
     stream.subscribe("state", state)
     stream.subscribe("view", ViewReader(state, view))
@@ -131,7 +130,8 @@ class MetricsReader:
 
 
 class ViewReader:
-    """Draws the state after events, but not more often than a person can read."""
+    """Logs lines, and the first drop and failure of each kind. Draws the state at each new phase, and else at
+    most every `DRAW_EVERY_S`."""
 
     def __init__(self, state: RunState, view: View) -> None:
         self._state = state

@@ -134,8 +134,8 @@ class RunState:
         return max(0.0, (self.steps_planned - self.step) * step_s - (self.now - self._pace[-1]))
 
     def loss_counts(self) -> dict[str, float]:
-        """Return `dropped_REASON` of groups and `failed_REASON` of episodes since this session of the run began,
-        as rows of metrics have them."""
+        """Return the counts so far as rows of metrics have them: `dropped_REASON` of groups, `failed_REASON` of
+        episodes."""
         return {
             **{f"dropped_{reason}": float(count) for reason, count in sorted(self.drops.items())},
             **{f"failed_{reason}": float(count) for reason, count in sorted(self.failures.items())},
@@ -301,8 +301,8 @@ class RunState:
         }
 
     def _sync_row(self) -> dict[str, float]:
-        """Merge the updates since the last step: the longest times, and sums of what was sent or lost. Losses of
-        zero are left out."""
+        """Merge the updates since the last step: the longest times, and sums of what was sent or lost. Only
+        `sync_skipped` counts the whole session. Losses of zero are left out."""
         updates = self._updates
         if not updates:
             return {}

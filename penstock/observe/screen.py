@@ -43,8 +43,8 @@ ECHO = 2
 
 
 class Screen:
-    """Draws a status with rich, laid out for the width at hand. With a clock, its time runs on when it is drawn
-    again."""
+    """Draws a status with rich, laid out for the width at hand. With a clock, the elapsed time advances between
+    updates."""
 
     def __init__(self, status: RunStatus, clock: Callable[[], float] = lambda: 0.0) -> None:
         self._status = status

@@ -96,7 +96,7 @@ class RunStatus:
     staleness_mean: float = 0.0
     """Mean age of the last step's tokens."""
     staleness_max: float = 0.0
-    """The highest of the whole run."""
+    """The highest age of a token so far."""
     staleness_bound: int | None = None
     ages: tuple[AgeStatus, ...] = ()
     samples: int = 0
@@ -142,7 +142,8 @@ class Bottleneck:
             self._scoring.append(counters["scoring"])
 
     def status(self, *, engines_work: float, max_staleness: int | None) -> BottleneckStatus | None:
-        """Return None until there is enough to judge: half of `STEPS`, or one step and `LOOKS` engine reports."""
+        """Return what limits the run. Return None until there is enough to judge: half of `STEPS`, or one step
+        and `LOOKS` engine reports."""
         if len(self._steps) < STEPS // 2 and not (self._steps and len(self._has_work) == LOOKS):
             return None
         waited = sum(waited for waited, _ in self._steps)

@@ -1,12 +1,12 @@
-"""Splits the time of every process while the run trained by what it did. The parts add up to the whole.
+"""Splits the time in which the run trained by what the trainer and each engine did. The parts add up to the whole.
 
-The trainer works in forward, backward and optimizer (`penstock.observe.usage`); copies weights (`sync`); does
-what else a step needs (`rest of the step`: packing, metrics, sending plans, making records durable); waits for
-groups, split by what the last of them was doing (`wait: …`); and is between two steps (`between steps`:
-checkpoints, or no trainer).
+The trainer works in forward, backward and optimizer (`penstock.observe.usage`); copies weights (`sync`); does what
+else a step needs (`rest of the step`: packing, metrics, sending plans, making records durable); waits for groups,
+split by what the last of them was doing (`wait: …`); and is between two steps (`between steps`: checkpoints, or no
+trainer).
 
-An engine runs forward passes (`work`); stands still for new weights (`sync`); has no requests, split by what
-keeps groups from being admitted (`idle: …`); and has requests but runs no pass (`between passes`).
+An engine runs forward passes (`work`); is paused for new weights (`sync`); has no requests, split by what keeps
+groups from being admitted (`idle: …`); and has requests but runs no pass (`between passes`).
 
 The summary and the page add these up to three: worked, waited (for groups, or for requests), and other.
 """
@@ -66,8 +66,8 @@ class EngineTime:
     def read(
         self, time: float, values: Mapping[str, float], causes: Mapping[str, float], since: float | None
     ) -> None:
-        """Take an engine's counters. `causes` are shares of the time since the last reading in which admission
-        was blocked. Only time after `since` counts; None: the run is not training."""
+        """Take an engine's counters. `causes` are shares of the time since the last reading, by what blocked
+        admission. Only time after `since` counts; None: the run is not training."""
         before, self._reading = self._reading, values["busy_s"]
         last, self._time = self._time, time
         if last is None or since is None or time <= since:
@@ -82,7 +82,7 @@ class EngineTime:
 
 
 class TimeSheet:
-    """Builds the time sheet from a run's events."""
+    """Adds up, from a run's events, what the trainer and each engine did while the run trained."""
 
     def __init__(self) -> None:
         self._trainer: defaultdict[str, float] = defaultdict(float)

@@ -18,7 +18,7 @@ from penstock.observe.status import RunStatus
 
 
 class View(Protocol):
-    """Shows a run: `update` the present, `log` a lasting line; `close` gives the terminal back."""
+    """Shows a run: `update` draws its status, `log` prints a line that stays, `close` releases the terminal."""
 
     def update(self, status: RunStatus) -> None: ...
 
@@ -33,12 +33,8 @@ def make_view(config: ObserveConfig, clock: Callable[[], float] = time.time) -> 
     if kind == "auto":
         kind = "live" if has_kernel or sys.stdout.isatty() else "plain"
     if kind == "live" and has_kernel:
-        from penstock.observe.views import NotebookView
-
         return NotebookView()
     if kind == "live":
-        from penstock.observe.views import TerminalView
-
         return TerminalView()
     return PlainView(config.every_s, clock) if kind == "plain" else SilentView()
 

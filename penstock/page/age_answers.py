@@ -46,7 +46,8 @@ def _step(value: float) -> int | None:
 
 
 def by_age(run: RunReading, first: int | None, last: int | None) -> list[dict[str, Any]]:
-    """Return means over steps, weighted by the share of tokens of that age, youngest first."""
+    """Return a row for each range of ages, youngest first: its share of tokens in these steps, and means over
+    the steps, weighted by that share."""
     numbers = run.steps.numbers
     inside = (numbers >= (first or 0)) & (numbers <= (last if last is not None else np.inf))
     known = set(run.steps.names)

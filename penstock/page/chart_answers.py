@@ -51,7 +51,7 @@ def list_metrics(run: RunReading) -> dict[str, Any]:
 
 
 def same_rewards(run: RunReading) -> dict[str, str]:
-    """Return the rewards whose curve is that of another, with the other's name: with one function of weight 1,
+    """Return the rewards whose curve equals an earlier one's, with its name: with one function of weight 1,
     `reward_mean` and the function's own mean are `reward`."""
     kept, same = dict[str, Floats](), dict[str, str]()
     for name in run.steps.names:
@@ -67,8 +67,8 @@ def same_rewards(run: RunReading) -> dict[str, str]:
 
 
 def new_rows(run: RunReading, since: int) -> dict[str, Any] | None:
-    """Return the steps after `since` with all their metrics; None if they are too many for a message, or were
-    undone. The cost grows with the new steps, not with the run."""
+    """Return the steps after `since` with all their metrics. Return None if they are too many for a message, or
+    if the run was set back to before `since`. The cost grows with the new steps, not with the run."""
     if last_step(run) < since:
         return None
     steps = run.steps.stored

@@ -119,7 +119,7 @@ async def _live(request: web.Request) -> web.StreamResponse:
 
 
 async def _prometheus(request: web.Request) -> web.StreamResponse:
-    """Answer a Prometheus scraper that brings the token (`Authorization: Bearer …`), for the first run."""
+    """Answer a Prometheus scraper, which must send the token as `Authorization: Bearer …`, for the first run."""
     runs = request.app[RUNS]
     text = await runs.ask(lambda: prometheus_text(runs.readings[0].state))
     return web.Response(body=text.encode(), headers={"Content-Type": CONTENT_TYPE})

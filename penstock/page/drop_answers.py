@@ -57,7 +57,8 @@ def _row(run: RunReading, drop: Drop) -> dict[str, Any]:
 
 
 def compare_lengths(run: RunReading) -> dict[str, Any] | None:
-    """Return how the lengths of kept and of dropped answers are distributed; None if there are none of either."""
+    """Return histograms and means of the lengths of kept and of dropped answers, or None unless there are some
+    of each."""
     columns = run.samples.columns
     dropped = columns["drop"] > 0
     tokens = columns["tokens"]

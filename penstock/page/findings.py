@@ -145,7 +145,8 @@ def odd(run: RunReading) -> list[Chosen]:
 
 
 def _by_reward(run: RunReading, *, highest: bool) -> list[Chosen]:
-    """Return the top answers, the newest of equals first and one a group, so that no task fills the list."""
+    """Return the answers with the highest or lowest rewards, newest first among equals. A group gives only one,
+    so that no task fills the list."""
     rows = run.samples.select(drop="none")
     rewards = run.samples.columns["reward"][rows] if rows.size else np.zeros(0)
     rows, rewards = rows[np.isfinite(rewards)], rewards[np.isfinite(rewards)]
@@ -180,7 +181,7 @@ def _odd(run: RunReading) -> Iterator[Chosen]:
 
 
 def _against_its_group(run: RunReading, rows: Rows) -> Iterator[Chosen]:
-    """Find the answer with the largest advantage."""
+    """Find the answer whose advantage is furthest from zero."""
     heads = ((row, run.samples.head(row).advantage) for row in rows[-SEARCHED:].tolist())
     known = [(abs(advantage), row) for row, advantage in heads if advantage is not None]
     if known:

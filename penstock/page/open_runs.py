@@ -30,7 +30,7 @@ class OpenRuns:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="reading")
 
     async def ask(self, question: Callable[[], Answer]) -> Answer:
-        """Answer a question in the reading thread."""
+        """Call `question` in the reading thread and return its result."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, question)
 
     async def wait_past(self, seen: int, timeout_s: float) -> int:

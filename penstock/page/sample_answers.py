@@ -34,8 +34,8 @@ def list_samples(run: RunReading, query: Mapping[str, str]) -> dict[str, Any]:
 
 
 def count_samples(run: RunReading, query: Mapping[str, str]) -> dict[str, Any]:
-    """Return histograms of the matching samples, each without its own filter, so that its other bars stay
-    visible."""
+    """Return histograms of the matching samples. Each ignores the filter on its own column, so that its other
+    bars stay visible."""
     bars = {
         name: _bars(run, _matching(run, query, without=name), name, bins) for name, bins in HISTOGRAMS.items()
     }

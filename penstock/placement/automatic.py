@@ -19,7 +19,7 @@ from penstock.sync.transports import choose_transport, transport_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """A `Site` is where one side of a run computes."""
+    """Describes where the trainer or the engines compute."""
 
     device: str
     """`cpu` or `cuda:N`."""
@@ -41,7 +41,7 @@ class Site:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sites:
-    """`Sites` are where trainer and engines compute. All engines are on one device."""
+    """Describes where trainer and engines compute. All engines are on one device."""
 
     trainer: Site
     engine: Site
@@ -66,7 +66,7 @@ class Sites:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A `Choice` is a setting, the value chosen for it, and the reason where it is not obvious."""
+    """Holds a setting, the value chosen for it, and the reason where it is not obvious."""
 
     setting: str
     value: str
@@ -77,7 +77,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """`Resolved` is a config without `auto`, and what was chosen for it."""
+    """Holds a config without `auto`, and what was chosen for it."""
 
     config: PenstockConfig
     sites: Sites

@@ -1,11 +1,10 @@
-"""Decides which GPU of this machine each worker gets: a pool for the trainer, one rank a GPU, and one for
-engines.
+"""Decides which GPU of this machine each worker gets: a pool for the trainer, one rank a GPU, and one for engines.
 
     placement: {trainer: [0, 1], engines: [2, 3, 4]}     as they are named
     nothing                                              the trainer gets as few as hold it, engines the rest
 
-With a small model, one GPU, or settings that name a device, trainer and engines share a GPU and there are no
-pools. The resulting config names all GPUs, so a resumed run gets the same.
+With a small model, one GPU, or settings that name a device, trainer and engines share a GPU and there are no pools.
+The resulting config names all GPUs, so a resumed run gets the same.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +26,7 @@ TAKEN_SHARE = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pools:
-    """`Pools` holds the numbers of GPUs, as this process sees them."""
+    """Holds the GPU numbers of trainer and engines, as this process sees them."""
 
     trainer: tuple[int, ...]
     """One GPU for each rank."""
@@ -53,7 +52,7 @@ class Pools:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
-    """`Needs` holds the model's memory needs, in bytes of one GPU."""
+    """Holds the model's memory needs, in bytes of one GPU."""
 
     num_parameters: int
     rank: Callable[[int], int]
@@ -118,7 +117,8 @@ def used_gpus(config: PenstockConfig) -> frozenset[int]:
 
 
 def _named(config: PenstockConfig, gpus: Sequence[Gpu]) -> Pools:
-    """Return the pools that the config names. Where it names one, the other gets the rest."""
+    """Return the pools where the config names one or both. A side that is not named gets what it takes of the
+    remaining usable GPUs: the trainer one per rank, engines as many as fit."""
     placement, sizes = config.placement, engine_sizes(config.engine)
     _check_named(config, gpus)
     named = {*placement.trainer, *placement.engines}
@@ -193,7 +193,7 @@ def _chosen(config: PenstockConfig, gpus: Sequence[Gpu], needs: Needs) -> Pools 
 
 
 def _shares(devices: set[str], sizes: Sequence[int], needs: Needs) -> bool:
-    """Return whether trainer and engines are on one GPU, or on devices that the config names."""
+    """Return whether there are no pools: the config names devices, engines take no GPU, or the model is small."""
     return bool(devices - {AUTO, "cuda"}) or not any(sizes) or needs.num_parameters < SPLIT_FROM
 
 
@@ -208,7 +208,6 @@ def _ranks_needed(config: PenstockConfig, gpu: Gpu, most: int, needs: Needs) -> 
 
 
 def _with(config: PenstockConfig, pools: Pools) -> PenstockConfig:
-    """Return the config with these pools named."""
     shared = pools.trainer == next((group for group in pools.engines if group), ())
     members = pools.trainer if shared else tuple(number for group in pools.engines for number in group)
     placement = config.placement.model_copy(update={"trainer": pools.trainer, "engines": members})
@@ -289,7 +288,8 @@ def group_engines(section: EngineConfig, pool: Sequence[int]) -> tuple[tuple[int
 
 
 def num_taken(section: EngineConfig, available: int) -> int:
-    """Return how many of the available GPUs the engines take, at least enough for one engine."""
+    """Return how many GPUs the engines take: as `engine.count` says, else as many whole engines as fit, at least
+    one."""
     sizes = engine_sizes(section)
     unit, beside = sizes[0], sum(sizes[section.num_first :])
     if is_counted(section) or not unit:

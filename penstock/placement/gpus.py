@@ -21,7 +21,7 @@ WITH_BFLOAT16 = 8.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """A `Gpu` describes one GPU and its memory before the run has taken any."""
+    """Describes one GPU, and its memory before the run has taken any."""
 
     name: str
     total_bytes: int
@@ -31,7 +31,8 @@ class Gpu:
 
 
 def find_gpus(environ: Mapping[str, str]) -> tuple[Gpu, ...]:
-    """Return the GPUs that workers will see, in their order; none where torch was built without CUDA."""
+    """Return the GPUs that workers will see, in their order; none without a working `nvidia-smi` or with a torch
+    built without CUDA."""
     command = shutil.which(COMMAND, path=environ.get("PATH"))
     if command is None or "+cpu" in importlib.metadata.version("torch"):
         return ()

@@ -65,7 +65,7 @@ class _EngineSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan:
-    """A `MemoryPlan` says how many bytes of the engines' GPU each process gets."""
+    """Says how many bytes of the engines' GPU each process gets."""
 
     gpu: Gpu
     trainer: int
@@ -105,7 +105,7 @@ class MemoryPlan:
 def plan_memory(
     config: PenstockConfig, outline: "Outline", gpus: Sequence[Gpu], *, longest: int
 ) -> MemoryPlan | None:
-    """Share out the GPUs, or raise what does not fit. `longest` is the longest sequence that is expected.
+    """Share out the GPUs' memory; `UserError` if it does not suffice. `longest` is the longest sequence expected.
 
     None where the engines run on no GPU that is known.
     """
@@ -126,8 +126,7 @@ def rank_bytes(config: PenstockConfig, outline: "Outline", *, longest: int, shar
     """Estimate what a rank takes of its GPU: its part of the persistent state, and all of what a step needs
     besides.
 
-    Split weights are gathered for the layer that computes and the next one, or all at once
-    (`trainer.gather`).
+    Split weights are gathered for the layer that computes and the next one, or all at once (`trainer.gather`).
     """
     estimate = estimate_trainer(config, outline, longest=longest)
     if shards == 1:
@@ -170,7 +169,7 @@ def estimate_trainer(
 ) -> "MemoryEstimate":
     """Estimate what the trainer takes besides `CONTEXT_BYTES`, as configured or with other optimizer `states`.
 
-    Persistent state is counted whole; of a row, a rank runs what `trainer.parallel.context` leaves it.
+    Persistent state is counted whole; of a row, only the part of one rank (`trainer.parallel.context`).
     """
     from penstock.trainer.memory_estimate import estimate_bytes
 

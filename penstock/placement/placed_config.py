@@ -27,8 +27,7 @@ def resolve_adapter(
 ) -> tuple[PenstockConfig, "CheckedAdapter | None"]:
     """Return the config as the adapter needs it, and the checked adapter. `saved`: a run resumes with its own.
 
-    Does nothing without an adapter, since inspecting a model's layers needs torch, which takes seconds to
-    import.
+    Does nothing without an adapter, since inspecting a model's layers needs torch, which takes seconds to import.
     """
     if not config.model.trains_adapter:
         return config, None
@@ -60,7 +59,7 @@ def engine_with_adapter(section: EngineConfig, adapter: "CheckedAdapter") -> Eng
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placed:
-    """`Placed` is a config that names every GPU and leaves nothing to `auto`."""
+    """Holds a config that names every GPU and leaves nothing to `auto`."""
 
     config: PenstockConfig
     memory: MemoryPlan | None
@@ -79,8 +78,7 @@ def place(
 ) -> Placed:
     """Share out the GPUs and their memory, and choose what is `auto`.
 
-    `outline` holds the model's sizes, None on a CPU; `longest` is the number of tokens of the longest
-    sequence.
+    `outline` holds the model's sizes, None on a CPU; `longest` is the number of tokens of the longest sequence.
     """
     needs = needs_of(config, outline, gpus, longest=longest) if outline else None
     config, pools = resolve_pools(config, gpus, needs)

@@ -49,7 +49,7 @@ def place_threads(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environments:
-    """`Environments` holds the variables that the workers of each kind get besides those that they inherit."""
+    """Holds the variables that the workers of each kind get besides those that they inherit."""
 
     engine: Mapping[str, str] = field(default_factory=dict)
     trainer: Mapping[str, str] = field(default_factory=dict)
@@ -78,7 +78,8 @@ def shares_a_gpu(config: PenstockConfig, gpus: Sequence[Gpu]) -> bool:
 def sharing(
     config: PenstockConfig, gpus: Sequence[Gpu], environ: Mapping[str, str], log: Callable[[str], None]
 ) -> Iterator[Environments]:
-    """Run an MPS daemon for engines and trainer while the block runs, if they share a GPU."""
+    """Run an MPS daemon for engines and trainer while the block runs, if they share a GPU and `placement.share`
+    allows it."""
     placement = config.placement
     shared = shares_a_gpu(config, gpus)
     if placement.share == "mps" and not shared:
@@ -100,7 +101,7 @@ def sharing(
 
 
 def rank_environment(num_ranks: int, sync: SyncConfig) -> dict[str, str]:
-    """Return the variable that names the network interface between ranks: on one machine the loopback."""
+    """Return the variable that names the network interface between ranks: `sync.interface`, else the loopback."""
     return {} if num_ranks == 1 else {"GLOO_SOCKET_IFNAME": sync.interface or "lo"}
 
 

@@ -26,12 +26,12 @@ class SimulationConfig(Section):
     step_s: float = Field(default=10.0, gt=0)
     """Median seconds of a training step on one rank; the slowest rank decides."""
     step_spread: float = Field(default=0.05, ge=0)
-    """The sigma of its lognormal distribution."""
+    """The sigma of the lognormal distribution of step times."""
     score_s: float = Field(default=0.1, ge=0)
     """Seconds to score an episode."""
     sync_s: float = Field(default=1.0, ge=0)
     """Seconds in which an engine copies new weights: while it generates, where the transport stages them,
-    otherwise while it stands still."""
+    otherwise while it is paused."""
     engines_per_node: int = Field(default=8, ge=1)
     """Engines on a node, which die together."""
     node_life_h: float = Field(default=0.0, ge=0)
@@ -39,7 +39,7 @@ class SimulationConfig(Section):
     notice_s: float = Field(default=4.0, ge=0)
     """Seconds until a death is noticed."""
     replace_s: float = Field(default=45.0, ge=0)
-    """Seconds from then until the engines of another node have started."""
+    """Seconds from noticing a death until the engines of another node have started."""
 
 
 class SimulatedConfig(PenstockConfig):

@@ -1,7 +1,7 @@
 """Simulates an engine that wakes once an answer, not once a token, so that a thousand of them are quick to run.
 
 A token's version is that of the weights served at the moment at which it would have been sampled, as with a
-real engine. Weights that are read in place are copied while the engine stands still; others are staged while it
+real engine. Weights that are read in place are copied while the engine is paused; others are staged while it
 generates, and then loaded in no time. When a node dies, its engines stop at once; their callers get an error
 once the death is noticed.
 """
@@ -78,22 +78,22 @@ class FluidEngine:
 
     @property
     def stood_s(self) -> float:
-        """Return the seconds in which it stood still for new weights."""
+        """Return the seconds in which the engine was paused for new weights."""
         since = self._stands_since
         return self._stood_before_s + (0.0 if since is None else asyncio.get_running_loop().time() - since)
 
     @property
     def busy_s(self) -> float:
-        """Return the seconds with at least one sequence under way, without those in which it stood still."""
+        """Return the seconds with at least one sequence under way, without those in which the engine was paused."""
         return self._was_busy_s + (self._worked_s() - self._busy_since if self._num_running else 0.0)
 
     def _worked_s(self) -> float:
-        """Return the time by a clock that stands still with the engine."""
+        """Return the time by a clock that stops while the engine is paused, and when its node dies."""
         now = asyncio.get_running_loop().time()
         return min(now, self._stopped_at or now) - self.stood_s
 
     async def _work(self, seconds: float) -> bool:
-        """Sleep for as long as the engine does not stand still, and return whether it has died."""
+        """Sleep until the engine has worked for `seconds`, and return whether it has died."""
         until = self._worked_s() + seconds
         while (left := until - self._worked_s()) > RESOLUTION_S:
             if await self._sleep(left):
@@ -103,7 +103,7 @@ class FluidEngine:
         return False
 
     async def _sleep(self, seconds: float) -> bool:
-        """Sleep, and return whether the engine has died; if so, only once the death is noticed."""
+        """Sleep, and return whether the engine has died. If it has, return only once the death is noticed."""
         loop = asyncio.get_running_loop()
         until = loop.time() + seconds
         try:

@@ -119,7 +119,7 @@ class Findings:
     """Counts drops and what steps wait for, as a `penstock.observe.event_stream.Reader`."""
 
     def __init__(self, engine_seconds: Callable[[], tuple[float, float]]) -> None:
-        """`engine_seconds` returns for how long a mean engine was busy so far, and for how long it stood still."""
+        """`engine_seconds` returns how long engines were busy so far, and how long paused, on average."""
         self.drops: Counter[str] = Counter()
         self._limits_s: defaultdict[str, float] = defaultdict(float)
         self._engine_seconds = engine_seconds
@@ -127,7 +127,7 @@ class Findings:
 
     @property
     def limits(self) -> dict[str, float]:
-        """Return for each stage in which share of the time the next step waited for it, the largest first."""
+        """Return each stage's share of the time in which it held up the next step, the largest first."""
         largest = sorted(self._limits_s.items(), key=lambda limit: -limit[1])
         return {stage: took_s / sum(self._limits_s.values()) for stage, took_s in largest}
 
@@ -142,8 +142,8 @@ class Findings:
                 self._before = self._engine_seconds()
 
     def _on_wait(self, wait: Span) -> None:
-        """Split a wait of the trainer, which began where the last step ended. Engines without a sequence limit
-        nothing: the bound admits no more groups, and what is generated meanwhile are the slowest answers."""
+        """Divide a wait of the trainer among the stages. Idle engines count as admission: they could generate
+        more, but the bound admits no group until the slowest answers end."""
         if wait.time <= wait.start:
             return
         waits = {cause: float(wait.attributes.get(cause, 0.0)) for cause in (ADMISSION, GENERATION, SCORING)}
@@ -171,14 +171,14 @@ class Outcome:
     trainer_busy: float
     """Share of the time in which the busiest rank computes."""
     engine_busy: float
-    """Share of the engines' time with at least one sequence, standing still for weights apart."""
+    """Share of the engines' time with at least one sequence, without pauses for weights."""
     tokens_per_s: float
     staleness_mean: float
     staleness_max: int
     transport: str
     """The transport that was simulated."""
     limits: dict[str, float]
-    """In which share of the time a step waited for each stage; the largest comes first."""
+    """Each stage's share of the time in which it held up the next step; the largest comes first."""
     node_deaths: int
     dropped: dict[str, int]
     controller_us_per_group: float
@@ -218,7 +218,7 @@ class SimulatedCluster:
         return engine
 
     def engine_seconds(self) -> tuple[float, float]:
-        """Return for how long a mean engine was busy so far, and for how long it stood still."""
+        """Return how long engines were busy so far, and how long paused, on average."""
         count = self._config.engine.num_first
         busy_s = sum(engine.busy_s for engine in self.engines)
         return busy_s / count, sum(engine.stood_s for engine in self.engines) / count

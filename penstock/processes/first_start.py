@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class Startable(SupervisedWorker, Protocol):
-    """A `Startable` is a slot for a worker process, or for the ranks of a trainer."""
+    """Describes a worker that can be started: one process, or all ranks of a trainer."""
 
     @property
     def name(self) -> str: ...
@@ -32,7 +32,7 @@ class Startable(SupervisedWorker, Protocol):
 
 
 class FirstStart:
-    """A `FirstStart` brings up one worker, and restarts it if it dies before the others have started."""
+    """Brings up one worker, and restarts it if it dies before the others have started."""
 
     def __init__(
         self, place: Startable, deaths: Deaths, *, prepare: Callable[[], object] = lambda: None

@@ -1,8 +1,7 @@
 """Supervises the workers of a pool. The pool itself moves calls between workers and replaces them.
 
-A pool notices a death when a call fails. `PoolWatch` notices a death or a freeze at once, so that an idle
-worker is back before its next call. `PooledWorker` restarts the process, waits before repeated restarts, and
-records them.
+A pool notices a death when a call fails. `PoolWatch` notices a death or a freeze at once, so that an idle worker is
+back before its next call. `PooledWorker` restarts the process, waits before repeated restarts, and records them.
 """
 
 import asyncio
@@ -27,8 +26,8 @@ WAITS = RestartPolicy()
 
 
 class PooledWorker(Generic[Call, Answer]):
-    """A `PooledWorker` is a `penstock.channel.worker_pool.PoolWorker` whose process can be replaced. `events`
-    records restarts."""
+    """Implements `penstock.channel.worker_pool.PoolWorker` with a process that can be replaced. `events` records
+    restarts."""
 
     def __init__(
         self,
@@ -57,7 +56,7 @@ class PooledWorker(Generic[Call, Answer]):
         self._cause = str(death)
 
     async def restart(self, num_deaths: int) -> None:
-        """End the process if it still runs and start another. After several deaths in a row it waits first."""
+        """End the process if it still runs and start another, after a wait from the second death in a row on."""
         loop = asyncio.get_running_loop()
         since = loop.time()
         wait_s = WAITS.wait_s(num_deaths)
@@ -97,7 +96,8 @@ class WatchedPool(Protocol):
 
 
 class PoolWatch:
-    """A `PoolWatch` is the `SupervisedWorker` of one pool worker. It dies when the pool has given up."""
+    """Reports the death or freeze of one worker to its pool. As a `SupervisedWorker` it dies only when the pool
+    has given up."""
 
     def __init__(
         self,
@@ -135,7 +135,6 @@ class PoolWatches:
     watches: list[SupervisedWorker] = field(default_factory=list)
 
     def over(self, workers: Sequence[PooledWorker[Any, Any]], pool: WatchedPool) -> None:
-        """Watch the workers of a pool."""
         for number, worker in enumerate(workers):
             liveness = Liveness(worker.place, self.events.now, pulses=self.pulses, freeze_s=self.freeze_s)
             self.watches.append(PoolWatch(worker, partial(pool.lost, number), liveness))

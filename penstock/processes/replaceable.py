@@ -20,7 +20,7 @@ ANSWER_GRACE_S = 0.5
 
 
 class ReplaceableWorker:
-    """A `ReplaceableWorker` owns one worker process at a time. `channel` connects to the present process."""
+    """Owns one worker process at a time. `channel` connects to the present process."""
 
     def __init__(
         self,
@@ -60,8 +60,7 @@ class ReplaceableWorker:
         return self._channel
 
     async def start(self) -> None:
-        """Launch a process and wait for its first answer. A process that ends instead raises its death, with its
-        traceback."""
+        """Launch a process and wait for its first answer. Raises `WorkerDied` if the process ends before that."""
         worker = await self._launcher.launch(self.name, threads=self._threads, environment=self._environment)
         self.incarnation += 1
         self._given_up, self.last_death = "", None

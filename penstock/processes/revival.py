@@ -3,9 +3,8 @@
     gone ─► lost (its work goes to others) ─► wait, if it died before ─► start ─► returned (it works again)
       └── too often in a row: that is the end of the run, with the cause
 
-`Liveness` detects that a worker is gone, `RestartPolicy` decides when it restarts, and `Revivable` says what
-both mean for the rest of the run. An engine that ran out of memory comes back with fewer sequences
-(`fewer_sequences`).
+`Liveness` detects that a worker is gone, `RestartPolicy` decides when it restarts, and `Revivable` says what both
+mean for the rest of the run. An engine that ran out of memory comes back with fewer sequences (`fewer_sequences`).
 """
 
 import asyncio
@@ -32,7 +31,7 @@ STEP_S = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestartPolicy:
-    """A `RestartPolicy` restarts at once after the first death, then with a delay that doubles, until there are
+    """Says when a worker restarts: at once after its first death, then with a delay that doubles, and not after
     too many deaths in a row."""
 
     first_s: float = 1.0
@@ -73,7 +72,7 @@ class Deaths:
 
 
 class Named(Protocol):
-    """A `Named` worker has the name and incarnation that events show."""
+    """Identifies a worker in events: its name, and the number of its present process."""
 
     @property
     def name(self) -> str: ...
@@ -83,8 +82,8 @@ class Named(Protocol):
 
 
 class Replaceable(Named, Protocol):
-    """A `Replaceable` is a worker whose process can be replaced: a `ReplaceableWorker`, or the ranks of a
-    trainer together."""
+    """Declares a worker whose process can be replaced: a `ReplaceableWorker`, or the ranks of a trainer
+    together."""
 
     @property
     def channel(self) -> Channel: ...
@@ -158,8 +157,8 @@ class Restarts:
 
 @dataclass(slots=True)
 class Silence:
-    """Decides that a worker is frozen: it does not answer, or its work does not progress, for longer than it
-    declared.
+    """Decides whether a worker is frozen: silent, or without progress, for longer than both it and `freeze_s`
+    allow.
 
     Time in which the watcher itself stood still does not count.
     """
@@ -203,8 +202,8 @@ class Liveness:
         pulses: EventCollector | None = None,
         freeze_s: float = 0.0,
     ) -> None:
-        """A worker counts as frozen when it is silent for longer than `freeze_s` and longer than it declared; 0
-        turns this off."""
+        """A worker counts as frozen when it neither answers nor progresses for longer than `freeze_s` and longer
+        than it declared; 0 turns this off."""
         self._place = place
         self._now = now
         self._pulses = pulses if freeze_s else None
@@ -247,7 +246,7 @@ class Liveness:
 
 
 class Revivable(Protocol):
-    """A `Revivable` says what a worker's loss and return mean for the run."""
+    """Declares what a worker's loss and return mean for the run."""
 
     @property
     def is_needed(self) -> bool:
@@ -331,8 +330,7 @@ class Revival:
 class Reviver:
     """Gives every worker of a run a `Revival` by the same rules.
 
-    `deaths` counts those of workers that died while they started; `pulses` and `freeze_s` are as in
-    `Liveness`.
+    `deaths` counts those of workers that died while they started; `pulses` and `freeze_s` are as in `Liveness`.
     """
 
     events: Recorder

@@ -44,7 +44,7 @@ async def supervised(work: Coroutine[Any, Any, T], workers: Sequence[SupervisedW
 
 
 class Gathering:
-    """A `Gathering` lets workers that start together wait until all of them have started."""
+    """Lets workers that start together wait until all of them have started."""
 
     def __init__(self, count: int) -> None:
         self._missing = count

@@ -17,10 +17,10 @@ ANSWER_GRACE_S = 5.0
 
 
 class TrainerGroup:
-    """A `TrainerGroup` holds one or more ranks. `as_one` is the `penstock.records.interfaces.Trainer` that they
-    form.
+    """Calls the ranks of a trainer together. `as_one` is the `penstock.records.interfaces.Trainer` that they form.
 
-    A single rank is `as_one` itself. Of several ranks each is called, unless a method here says otherwise.
+    A single rank is `as_one` itself. With several, a call goes to all of them and the first rank's answer is
+    returned, unless a method here combines the answers.
     """
 
     def __init__(

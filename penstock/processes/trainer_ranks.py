@@ -22,8 +22,7 @@ ANSWER_GRACE_S = 5.0
 
 
 class TrainerRanks:
-    """`TrainerRanks` stands for all ranks where one `ReplaceableWorker` is expected. Name and channel are the
-    first rank's."""
+    """Stands for all ranks where one `ReplaceableWorker` is expected. Name and channel are the first rank's."""
 
     def __init__(self, members: Sequence[ReplaceableWorker], start: TrainerStart, *, meet: str) -> None:
         """`meet` is the address where ranks find each other. Each new group of processes appends a suffix of its

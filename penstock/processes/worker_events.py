@@ -1,7 +1,8 @@
 """Brings the events of worker processes into the controller's stream.
 
 Workers queue their events (`penstock.observe.event_queue`) and the controller fetches them twice a second. A
-worker never waits for the controller, and a frozen worker delays no other, since each has a task of its own.
+worker never waits for the controller. Each worker is fetched from by a task of its own, so a frozen one
+delays no other.
 """
 
 import asyncio

@@ -113,7 +113,7 @@ def joined_chunk(chunks: Sequence[Chunk]) -> Chunk:
 
 
 def _joined_mixed(chunks: Sequence[Chunk]) -> BoolArray | None:
-    """Join what is known of each token; return None if any chunk does not know."""
+    """Join the `mixed` of the chunks; return None if any chunk with tokens has none."""
     parts = [chunk.mixed for chunk in chunks if len(chunk.token_ids)]
     known = [part for part in parts if part is not None]
     return np.concatenate(known) if known and len(known) == len(parts) else None

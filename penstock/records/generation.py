@@ -209,7 +209,7 @@ class Chunk(Record, frozen=True, kw_only=True):
     sampling_mask: MaskRef | None = None
     """The mask of tokens up to the end of this chunk, which may include earlier chunks."""
     routing: RoutingRef | None = None
-    """The experts of the tokens from the request's `routing_start` up to the last but one."""
+    """The experts of the tokens up to the last but one, from `routing_start` or where the routing before ended."""
     restarts: bool = False
     """Whether the generation restarts with this chunk, so that earlier chunks are void."""
 

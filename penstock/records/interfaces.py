@@ -45,10 +45,9 @@ class Engine(Protocol):
         after another."""
 
     async def update(self, update: WeightUpdate, interrupt: Interrupt = "inflight") -> UpdateReceipt:
-        """Take new weights: stage them unless that is done, then load them between two forward passes. When
-        staging fails, the engine keeps its weights and continues. Updates are taken one after another, in the
-        order of the calls. An interrupt that the engine lacks (`interrupt:…` in its capabilities) is refused.
-        """
+        """Take new weights: stage them unless that is done, then load them between two forward passes. When staging
+        fails, the engine keeps its weights and continues. Updates are taken one after another, in the order of the
+        calls. An interrupt that the engine lacks (`interrupt:…` in its capabilities) is refused."""
 
     async def report(self) -> EngineReport:
         """Return what the engine serves, what it can do, and what it has done so far."""
@@ -60,9 +59,8 @@ class Engine(Protocol):
 class Scorer(Protocol):
     """Scores episodes. Raises `ScoringFailed` when it can't, which costs their group.
 
-    Unless it `needs_group`, each episode is scored as soon as it has ended. Otherwise a finished group is
-    scored, with one score per episode in their order. Where both are allowed, both give an episode the same
-    score.
+    Unless it `needs_group`, each episode is scored as soon as it has ended. Otherwise a finished group is scored,
+    with one score per episode in their order. Where both are allowed, both give an episode the same score.
     """
 
     @property
@@ -117,8 +115,7 @@ class Trainer(Protocol):
 
 
 Verification = Callable[[], float]
-"""Raises `FingerprintMismatch` unless an engine has the trainer's weights; returns how many seconds that
-took."""
+"""Raises `FingerprintMismatch` unless an engine has the trainer's weights; returns how many seconds that took."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,9 +162,8 @@ class WeightReceiver(Protocol):
 
 
 class WeightPublisher(Protocol):
-    """Implements the trainer's side of a transport. The trainer's step waits only for `snapshot`. `describe`,
-    which hashes, and `send`, which does nothing where engines read by themselves, run beside the next step.
-    """
+    """Implements the trainer's side of a transport. The trainer's step waits only for `snapshot`. `describe`, which
+    hashes, and `send`, which does nothing where engines read by themselves, run beside the next step."""
 
     def snapshot(self, version: int, tensors: Mapping[str, Any]) -> None:
         """Copy the current weights."""
@@ -208,8 +204,8 @@ class Ranks(Protocol):
 
 
 class BlobStore(Protocol):
-    """Stores bulk data while records travel. Engines put, the trainer gets. The controller only asks whether a
-    blob exists, and deletes those of a group once it has been trained or dropped.
+    """Stores bulk data while records travel. Engines put, the trainer gets. The controller checks blobs, copies
+    them beside its journal, and deletes those of a group once it has been trained or dropped.
 
     A key is `scope/name`. A second put under a key replaces the blob, so a request may be served twice.
     `BlobLost` is raised for data that can't be written, or that is not what was put.

@@ -158,7 +158,7 @@ class SampleSize(Record, frozen=True, kw_only=True, tag="sample_size"):
 
 class Quantile(Record, frozen=True, kw_only=True, tag="quantile"):
     """Estimates a percentile of positive numbers, from a histogram of their logarithms in steps of `LOG_STEP`.
-    Only bins with content are kept, so numbers within a factor of two need at most 1,400."""
+    Only bins with content are kept: at most 1,400 for numbers between 1/2 and 2."""
 
     percent: float
     bins: IntArray

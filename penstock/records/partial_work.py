@@ -108,8 +108,8 @@ class PartialGroup:
                 self.scores[one.episode] = one.score
 
     def add_part(self, part: TurnPart) -> None:
-        """Add a part. Known parts that reach beyond its start become void. A part that does not follow the known
-        ones is ignored."""
+        """Add a part. Known parts that reach beyond its start, or are of another request, become void. A part
+        that does not follow the known ones is ignored."""
         place = (part.episode, part.turn)
         known = [one for one in self.turns.get(place, ()) if one.end <= part.start and one.key == part.key]
         if part.start == (known[-1].end if known else 0):

@@ -1,1 +1,1 @@
-"""Runs workflows: episodes in groups, and the turns and calls that are kept of them."""
+"""Runs workflows in groups of episodes, and keeps their turns and calls for a restart."""

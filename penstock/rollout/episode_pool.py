@@ -1,5 +1,5 @@
-"""Runs episodes on worker processes, with a limit of commands at once. An episode that hangs in a call costs only
-itself: its process gets no new episodes, and is replaced when its others have ended."""
+"""Runs episodes on worker processes, with a limit of commands at once. An episode that hangs in a call fails alone:
+its process gets no new episodes, and is replaced when its other episodes have ended."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -32,7 +32,8 @@ class EpisodePool:
         max_deaths: int = MAX_DEATHS_IN_A_ROW,
         report: Callable[[str], None] = lambda words: None,
     ) -> None:
-        """`workflow` is that of tasks that name none; at most so many `commands` run at once."""
+        """`workflow` is for tasks that name none. Of workflows that are commands, at most `commands` run at
+        once."""
         kind: CallKind[EpisodeSpec, Outcome] = CallKind(
             worker="rollout",
             advice="look at the workflow, and at what ends processes on this machine (rollout.memory_gb, "

@@ -39,7 +39,8 @@ class EpisodeRecord:
 
     def begin_turn(self, sampling: Mapping[str, Any], *, trains: bool) -> tuple[int, SamplingParams]:
         """Return the number of the next turn, and its sampling settings within what the episode has left.
-        `sampling` overrides the episode's settings; `trains`: the turn's tokens may be trained on."""
+        `sampling` overrides the episode's settings; `trains`: the turn's tokens may be trained on. Raise
+        `EpisodeLimit` if no turn or token is left."""
         spec = self.spec
         with self._lock:
             number = self.num_begun
@@ -70,7 +71,7 @@ class EpisodeRecord:
         return tuple(turns[number] for number in sorted(turns))
 
     def set_reward(self, value: float, parts: Mapping[str, float]) -> None:
-        """Set the reward. A later call replaces it."""
+        """Set the reward, which must be finite in float32. A later call replaces it."""
         numbers = {"reward": _float(value), **{name: _float(part) for name, part in parts.items()}}
         for name, number in numbers.items():
             if not fits_float32(number):

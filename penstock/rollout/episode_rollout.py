@@ -71,9 +71,8 @@ class TokenSource(Protocol):
 
 
 class Rollout:
-    """Gives one episode access to the run. `tokenizer` is the model's, and `spec` says which attempt of which
-    group it is. Turns may be generated one after another or at once; they are numbered in the order of the
-    calls."""
+    """Gives one episode access to the run. `tokenizer` is the model's, and `spec` says which attempt of which group
+    it is. Turns may be generated one after another or at once; they are numbered in the order of the calls."""
 
     def __init__(
         self,
@@ -99,8 +98,8 @@ class Rollout:
         self._endpoint: Endpoint | None = None
 
     def twin(self, engine: TokenSource) -> "Rollout":
-        """Return this episode for another event loop, with an engine of that loop. Both number their turns
-        together, and turns of the twin are part of the episode once they are kept."""
+        """Return a rollout of the same episode for another event loop, with that loop's engine. Both share
+        limits and turn numbers. A turn of the twin becomes part of the episode only through `keep`."""
         return Rollout(self.spec, engine, self.tokenizer, record=self._record, keeps=False)
 
     @property
@@ -111,7 +110,7 @@ class Rollout:
 
     @property
     def endpoint(self) -> Endpoint:
-        """Return the address of this episode's own OpenAI API, with its key."""
+        """Return the address of this episode's own OpenAI API, with its key. Only rollout workers have one."""
         if self._endpoint is None:
             raise RuntimeError(
                 "rollout.endpoint needs a process of its own; set rollout.workers to 1 or more"
@@ -157,15 +156,15 @@ class Rollout:
         return self._record.parts
 
     def set_reward(self, value: float, parts: Mapping[str, float] | None = None) -> None:
-        """Set the reward of the episode. A later call replaces it."""
+        """Set the episode's reward, which must be finite in float32. A later call replaces it."""
         self._record.set_reward(value, parts or {})
 
     def keep(self, turns: Iterable[Turn]) -> None:
-        """Make turns of a twin part of the episode, since they were sent to the client that asked for them."""
+        """Make turns of a twin part of the episode, because a client is about to get them."""
         self._record.turns.update((turn_number(turn), turn) for turn in turns)
 
     def forget(self, turns: Iterable[Turn]) -> None:
-        """Remove turns that the client has not received after all."""
+        """Remove turns that the client has not received."""
         for turn in turns:
             self._record.turns.pop(turn_number(turn), None)
 
@@ -278,8 +277,8 @@ class Rollout:
 
     async def call(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         """Call `function` with these arguments, await the result if needed, and return it: for tools and
-        environments. A workflow that runs again after a restart gets the earlier result without the call. So
-        a result must be JSON (lists, dicts, strings, numbers), and is returned as JSON decodes it."""
+        environments. A training workflow that runs again after a restart gets the earlier result without the call.
+        So a result must be JSON (lists, dicts, strings, numbers), and is returned as JSON decodes it."""
         return await self._calls.call(function, arguments, named)
 
     def close(self) -> None:

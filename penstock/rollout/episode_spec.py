@@ -15,7 +15,7 @@ _TURN_ID = re.compile(TRAINING + r"(\d+)\.(\d+)\.(\d+)")
 
 class EpisodeSpec(Record, frozen=True, kw_only=True):
     """Specifies attempt `index` at the task of group `group`. Its name, seeds and request ids follow from these
-    numbers alone, so an episode that runs again after a restart asks for the same turns."""
+    numbers, `label` and the run's seed, so an episode that runs again after a restart asks for the same turns."""
 
     group: int
     index: int

@@ -59,8 +59,8 @@ async def run_in_thread(begin: Callable[[], Coroutine[Any, Any, T]], *, name: st
 
 
 class CrossLoopEngine:
-    """Serves coroutines of a thread as a `TokenSource`. Requests run on the engine's own loop, and the chunks of
-    a turn are passed on together."""
+    """Lets coroutines of another thread generate with an engine. Requests run on the engine's own loop, and the
+    chunks of a turn arrive together when it has ended."""
 
     def __init__(self, engine: TokenSource, loop: asyncio.AbstractEventLoop) -> None:
         self._engine = engine
@@ -77,5 +77,5 @@ class CrossLoopEngine:
 
 
 def _is_exit(error: BaseException) -> bool:
-    """Return whether an error must not be raised in the caller as it is."""
+    """Return whether raising this error in the caller would cancel or end it."""
     return isinstance(error, asyncio.CancelledError | KeyboardInterrupt | SystemExit)

@@ -13,8 +13,8 @@ FAILED_EPISODES = "failed_episodes"
 
 
 class RolloutRunner:
-    """Runs groups. At least two episodes of a group must succeed (one, in groups of one): fewer can't be
-    compared."""
+    """Runs groups. At least `min_good` episodes of a group must succeed: two by default (one, in groups of one),
+    since fewer can't be compared."""
 
     def __init__(
         self,
@@ -51,9 +51,9 @@ class RolloutRunner:
         done: Mapping[int, Episode] | None = None,
         calls: Sequence[CallAnswer] = (),
     ) -> Group:
-        """Run all episodes of one group. `ended` is called with each episode as it ends. `done` holds episodes
-        that ended before, by index, and `calls` the calls that the others have made before. Raise
-        `RolloutFailed` when too few succeed, and pass on errors that end the run."""
+        """Run the episodes of one group. `done` holds, by index, those that ended before a restart; `calls` are
+        those that the others had made by then. `ended` is called with each episode as it ends, and with those
+        of `done`. Raise `RolloutFailed` when too few succeed, and pass on errors that end the run."""
         known = done or {}
 
         async def run(index: int) -> Episode:

@@ -1,12 +1,11 @@
 """Runs an environment behind a URL, which returns observations and rewards for the policy's answers.
 
     POST URL/reset   {"episode": "g12.3", "task": {"id", "prompt", …columns}}   →  {"observation": …}
-    POST URL/step    {"episode": "g12.3", "turn": 0, "action": "…"}   →  {"observation": …, "reward": 0, "done":
-    false}
+    POST URL/step    {"episode": "g12.3", "turn": 0, "action": "…"}
+                     →  {"observation": …, "reward": 0, "done": false}
 
-An observation is text or chat messages. After `reset` it may be missing; then the task's prompt is used.
-Rewards of steps add up. `episode` and `turn` let a service recognise a request that is repeated after a
-broken connection.
+An observation is text or chat messages. After `reset` it may be missing; then the task's prompt is used. Rewards of
+steps add up. `episode` and `turn` let a service recognise a request that is repeated after a broken connection.
 """
 
 from typing import Any
@@ -44,7 +43,7 @@ class HttpEnvironment:
         return reward
 
     async def _post(self, rollout: Rollout, what: str, body: dict[str, Any]) -> dict[str, Any]:
-        """Call the service through the rollout, which keeps the result: no step is taken twice."""
+        """Call the service through `rollout.call`, so that a workflow that runs again takes no step twice."""
         answer = await rollout.call(self._calls.post, f"{self._url}/{what}", body)
         if not isinstance(answer, dict) or (
             what == "step" and not answer.get("done") and "observation" not in answer

@@ -56,11 +56,12 @@ class ReplayedCalls:
 def key_of(function: Callable[..., Any], arguments: tuple[Any, ...], named: Mapping[str, Any]) -> bytes:
     """Return a digest that is equal for equal calls. Of arguments that are not JSON only the type counts."""
     digest = hashlib.blake2b(_name(function).encode(), digest_size=16)
-    for value in (*arguments, *(named[name] for name in sorted(named))):
+    for name, value in (*(("", value) for value in arguments), *sorted(named.items())):
         try:
-            digest.update(msgspec.json.encode(value))
+            text = msgspec.json.encode(value).decode()
         except TypeError:
-            digest.update(type(value).__name__.encode())
+            text = f"<{type(value).__name__}>"
+        digest.update(msgspec.json.encode((name, text)))
     return digest.digest()
 
 

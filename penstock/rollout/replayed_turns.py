@@ -4,8 +4,8 @@
                                                         └► parts, to the log
 
 So a workflow that runs again gets its finished turns at once, and the turn under way continues where it was.
-A request must match what was logged: the same turn of the same episode, with the same prompt. Otherwise the
-workflow has diverged; that is counted, and the turn is generated afresh.
+A request must match what was logged for this turn: its prompt, policy and sampling. Otherwise the workflow
+has diverged; that is counted, and the turn is generated afresh.
 """
 
 import hashlib
@@ -49,9 +49,10 @@ class ReplayedTurns:
         record_every: int = 0,
         say: Callable[[str], None] = lambda line: None,
     ) -> None:
-        """Set up the replay. `known` is what groups had done before a restart, by number. `resumes`: an answer
-        may continue under another version. `record_every`: how many tokens lie between two points at which
-        recorded data is stored."""
+        """Log turns to `log`, and replay those in `known`: what each group, by number, had done before a
+        restart. With `resumes`, an unfinished answer continues, perhaps under newer weights; otherwise it
+        starts over. `records_routing` says whether the run records routes. `record_every` is the number of
+        tokens between two stored pieces of masks and routes."""
         self._engine = engine
         self._log = log
         self._known = {number: dict(group.turns) for number, group in (known or {}).items()}
@@ -86,7 +87,8 @@ class ReplayedTurns:
                 yield chunk
 
     def _known_chunks(self, turn: "_KeptTurn", place: tuple[int, int, int]) -> Sequence[Chunk]:
-        """Return the chunks that the log has of a turn. They are removed, since each turn is asked for once."""
+        """Take a turn's logged chunks out of `known`: each turn is asked for once. Return none if they can't be
+        used."""
         group, episode, number = place
         parts = self._known.get(group, {}).pop((episode, number), [])
         if not parts:
@@ -108,8 +110,6 @@ class ReplayedTurns:
 
 
 class _KeptTurn:
-    """Logs one turn."""
-
     def __init__(
         self,
         log: WorkLog,

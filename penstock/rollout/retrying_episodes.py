@@ -4,7 +4,7 @@
      └───► anything else: that is the episode
 
 A retried workflow gets its finished turns and the results of its calls through the rollout, as after a
-restart. Neither is made twice.
+restart. Neither is made twice; only evaluations repeat calls.
 """
 
 import asyncio
@@ -21,8 +21,8 @@ from penstock.rollout.replayed_calls import KeepCall, keep_nothing
 
 
 class CallsSoFar:
-    """Records the results of calls that running episodes have made. `keep` has the form of a `KeepCall` and
-    passes each on to `then`."""
+    """Records the results of calls that running episodes have made. `keep`, a `KeepCall`, passes each result on
+    to `then`."""
 
     def __init__(self, then: KeepCall = keep_nothing) -> None:
         self._then = then
@@ -45,8 +45,8 @@ class CallsSoFar:
 
 
 class RetryingEpisodes:
-    """Wraps another `EpisodeRunner`. `calls` must see the calls of its episodes. `report` is called before each
-    retry with the failed episode, the number of retries so far, and the wait."""
+    """Wraps another `EpisodeRunner`, whose episodes must report their calls to `calls`. `report` is called before
+    each retry with the failed episode, the number of retries so far with this one, and the wait in seconds."""
 
     def __init__(
         self,

@@ -30,7 +30,7 @@ class RolloutStart(msgspec.Struct, frozen=True, kw_only=True):
     model_names: dict[str, str] = {}
     """Further model names that agents may ask for, each with its policy."""
     streams: bool = True
-    """Whether agents may stream answers. False where new weights make answers restart."""
+    """Whether streams send tokens as they are sampled. False where new weights make answers restart."""
     http: dict[str, Any] = {}
     """The `HttpConfig` for environments that are named by URL."""
     cpu_s: float = 1800.0

@@ -83,7 +83,7 @@ class Workflows:
 def load_workflow(path: str, http: HttpConfig | None = None) -> Workflow:
     """Load the workflow at `module:name` or `file.py:name`: a function, an object with `run`, or a class of such
     objects that needs no arguments. A URL is an environment, called as `http` says. Anything else that
-    contains a space or begins with a slash is a command."""
+    contains a space or begins with `/`, `./` or `~/` is a command."""
     if is_url(path):
         return HttpEnvironment(path, http)
     if is_command(path):

@@ -30,7 +30,7 @@ FORMS = "a function, its path, (function, weight), a list of these, or a mapping
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GivenReward:
-    """A `GivenReward` is one reward function, with the path by which another process can load it, or None."""
+    """Holds one reward function; `path` is None if no other process can load it."""
 
     function: str | Callable[..., Any]
     path: str | None
@@ -48,7 +48,8 @@ class GivenReward:
 
 
 def read_rewards(given: Rewards) -> tuple[tuple[GivenReward, ...], dict[str, Any]]:
-    """Return the functions, and the section's other settings. Without functions the section decides."""
+    """Return the reward functions, and the other settings of a `reward` that is a section. Without functions,
+    those of the config are used."""
     if isinstance(given, Mapping):
         if given and given.keys() <= RewardConfig.model_fields.keys():
             settings = dict(given)
@@ -127,7 +128,8 @@ def read_arguments(
     steps: int | None = None,
     sections: Mapping[str, Mapping[str, Any]],
 ) -> Arguments:
-    """Merge all arguments into one config. Later ones override earlier ones."""
+    """Merge all arguments into one config. They override `config`, and `eval_tasks` and `steps` override
+    sections."""
     _check_names(sections)
     data = _sections(_start(config, model, tasks, reward))
     own: dict[str, Any] = {**sections}
@@ -189,7 +191,8 @@ def _start(config: Config | None, model: object, tasks: object, reward: object) 
 
 
 def _sections(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Bring all sections into the form that can be merged, a dict; the section of tasks may hold rows."""
+    """Return every section as a dict, ready to be merged. `tasks` and `eval.tasks` may also be given as a source
+    or as rows."""
     data: dict[str, Any] = {}
     for name, section in given.items():
         if name == "tasks" and section is not None:

@@ -20,10 +20,10 @@ from penstock.tasks.stream import TaskStream
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beginning:
-    """A `Beginning` is what a run starts its workers and its controller with."""
+    """Holds what a run starts its workers and its controller with."""
 
     prepared: Prepared
-    """The prepared run. The history of a saved one has every version issued, also those after its checkpoint."""
+    """With a journal, the history of a saved run has every version issued, also those after its checkpoint."""
     tasks: TaskStream
     resume: Resume | None = None
     log: DurableGroupLog | None = None

@@ -82,7 +82,6 @@ class ControllerEvents:
             self.recorder.span("admission", "blocked", start, reason=reason)
 
     def waited(self, start: float, taken: StepGroups) -> dict[str, float]:
-        """Record that the trainer has waited for these groups since `start`. Return the seconds by cause."""
         attempts = [self._attempts[number] for number in taken.numbers]
         waits = waits_of(attempts, start, self.now(), self._last_wait)
         self.recorder.span("train", "wait for groups", start, step=taken.step + 1, **waits)
@@ -122,8 +121,8 @@ class ControllerEvents:
         )
 
     def dropped(self, group: Group, reason: str, message: str, scores: Sequence[Score] = ()) -> None:
-        """Record that a group goes untrained. It holds the episodes that had ended, and scores if all were
-        scored."""
+        """Record that a group is not trained. `group` holds the episodes that had ended; `scores` are given if
+        all were scored."""
         self._samples(group, scores, age_of=self._age_now, drop=reason)
         self._end_wait(group.number, self.now(), reason=reason)
         versions = sampled_versions((*group.episodes, *group.failures), self._gate.history.policy)
@@ -164,8 +163,8 @@ class ControllerEvents:
         )
 
     def _follow(self, record: AttemptRecord) -> None:
-        """Tell each stage of a group as a span when the group leaves it. Groups that run side by side have a track
-        each."""
+        """Record each stage of a group as a span when the group leaves it. Groups that run side by side have a
+        track each."""
         match record:
             case GroupAdmitted(ticket=Ticket(number=number)) | GroupResumed(number=number):
                 self._producing[number] = self._slots.take()
@@ -197,7 +196,6 @@ class ControllerEvents:
         return {(event.group, event.episode) for event in tokens}
 
     def _end_wait(self, group: int, until: float, **attributes: int | str) -> None:
-        """Record the end of a group's wait for its step."""
         slot, attempt = self._ready.pop(group, None), self._attempts.get(group)
         if slot is None:
             return

@@ -48,9 +48,8 @@ class _Look:
 class FleetSize:
     """Decides how many engines a run should have, without a clock or processes.
 
-    A trainer that waits for groups while every engine works wants one more. Engines that are idle because the
-    bound on staleness admits nothing are one too many. Both are means over a window, and a change begins a
-    new window.
+    A trainer that waits for groups while every engine works wants one more. Engines that are idle because the bound
+    on staleness admits nothing are one too many. Both are means over a window, and a change begins a new window.
     """
 
     least: int
@@ -86,7 +85,7 @@ class FleetSize:
 
 @dataclass(frozen=True, slots=True)
 class ScaleRequest:
-    """A `ScaleRequest` asks for another number of engines.
+    """Asks a run for another number of engines.
 
     The request and the run's answer are two small files in the run folder, so they work from any machine that
     sees the folder, without a port.
@@ -172,7 +171,7 @@ class RevivableEngine:
 
 
 class EngineFleet:
-    """An `EngineFleet` is a `SupervisedWorker`: it dies with an engine that has died too often."""
+    """Implements `SupervisedWorker` for all engines together: `died` returns when one has died too often."""
 
     def __init__(
         self,
@@ -212,7 +211,7 @@ class EngineFleet:
         return [engine.calls for engine in self.engines]
 
     async def died(self) -> WorkerDied:
-        """Watch the present engines until one of them is given up."""
+        """Watch the engines, also those that join later, until one of them is given up."""
         for engine in self.engines:
             if engine.name not in self._watches:
                 self._begin_watch(engine)
@@ -258,7 +257,8 @@ class EngineFleet:
                 await asyncio.gather(growing, return_exceptions=True)
 
     async def welcome(self, volunteers: Volunteers, launcher: Launcher) -> None:
-        """Accept engines that join from other machines. When such an engine ends, it is not replaced."""
+        """Add engines that join from other machines, for as long as the run lasts. One that leaves is not
+        replaced."""
         while True:
             await volunteers.wait()
             await self._take_in(launcher, is_guest=True)
@@ -326,7 +326,7 @@ class EngineFleet:
             self._size.forget()
 
     async def shrink(self) -> None:
-        """Remove the engine that came last."""
+        """Remove the engine that came last, unless it does not serve or is the only one that does."""
         async with self._resizing:
             engine = self._own()[-1]
             if len(self._pool.names) < 2 or engine.name not in self._pool.names:

@@ -42,7 +42,8 @@ class Evaluation:
 
 
 class Evaluator:
-    """Runs every held-out task once per call. Its requests go before those of training (negative priority)."""
+    """Generates and scores answers to every held-out task. Its requests go before those of training (negative
+    priority)."""
 
     def __init__(self, runner: RolloutRunner, scorer: Scorer, tasks: Sequence[Task]) -> None:
         self._runner = runner
@@ -77,7 +78,7 @@ class Evaluator:
 
 
 class Progress(Protocol):
-    """A `Progress` shows the schedule how far training has come."""
+    """Reports how far training has come."""
 
     @property
     def steps_done(self) -> int: ...
@@ -87,8 +88,7 @@ class Progress(Protocol):
 
 
 class EvaluationWatch(Protocol):
-    """An `EvaluationWatch` is notified when an evaluation begins and ends. `step` is that of the weights at its
-    beginning."""
+    """Is called when an evaluation begins and ends. `step` is that of the weights at its beginning."""
 
     def evaluation_began(self, step: int) -> None: ...
 

@@ -157,7 +157,8 @@ class Ending:
         self.call(self._cancelled.set)
 
     async def unless_cancelled(self, work: Coroutine[Any, Any, T]) -> T:
-        """Return the result of `work`; raise `RunCancelled` when it was cancelled."""
+        """Return the result of `work`. If the run is cancelled first, `work` is cancelled and `RunCancelled`
+        raised."""
         working, cancelled = asyncio.create_task(work), asyncio.create_task(self._cancelled.wait())
         try:
             await asyncio.wait({working, cancelled}, return_when=asyncio.FIRST_COMPLETED)

@@ -43,7 +43,7 @@ class Processors:
 
 
 def memory_bytes(text: str) -> dict[str, float]:
-    """Parse `/proc/meminfo` into the memory that is used and the memory that there is."""
+    """Parse `/proc/meminfo` into the used and the total memory; none where it lacks them."""
     sizes = {
         name: int(rest.split()[0]) * 1024
         for name, _, rest in (line.partition(":") for line in text.splitlines())

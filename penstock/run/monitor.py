@@ -51,7 +51,8 @@ class StageWatch:
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
         self._marks: dict[str, tuple[float, float]] = {}
-        """By stage: its progress, and when that last changed, it last had no work, or it was last reported."""
+        """By stage: its progress, and when that last changed or the stage last had no work."""
+        self._reported: dict[str, float] = {}
 
     def look(self, now: float, marks: Mapping[str, Mark]) -> list[tuple[str, float]]:
         """Return the stages to report, with how long each has stood still."""
@@ -60,11 +61,15 @@ class StageWatch:
             progress, since = self._marks.get(stage, (mark.progress, now))
             if not mark.work or progress != mark.progress:
                 since = now
-            elif now - since > self._limit_s:
-                standing.append((stage, now - since))
-                since = now
             self._marks[stage] = (mark.progress, since)
+            if now - max(since, self._reported.get(stage, since)) > self._limit_s:
+                self._reported[stage] = now
+                standing.append((stage, now - since))
         return standing
+
+    def postpone(self, now: float) -> None:
+        """Count every stage as reported now."""
+        self._reported = dict.fromkeys(self._marks, now)
 
 
 class Standing(msgspec.Struct, frozen=True, kw_only=True):
@@ -165,13 +170,13 @@ class RunMonitor:
             if self._said.get(process) != what:
                 self._said[process] = what
                 self._stream.of(process).doing(what)
-        quiet_s = now - max(self._state.last_progress, self._alarmed_at)
-        if self._state.phase == "training" and quiet_s > self._watchdog_s:
+        moved_at = self._state.last_progress
+        if self._state.phase == "training" and now - max(moved_at, self._alarmed_at) > self._watchdog_s:
             self._alarmed_at = now
             self._stream.flush()  # the events just emitted belong to the warning
-            line = f"nothing has moved for {quiet_s:.0f} s: {who_waits(self._state.status())}"
+            line = f"nothing has moved for {now - moved_at:.0f} s: {who_waits(self._state.status())}"
             self._alarm(line, [stage for stage, mark in self._marks().items() if mark.work])
-            self._stages = StageWatch(self._watchdog_s)
+            self._stages.postpone(now)
         elif self._state.phase == "training":
             for stage, stood_s in self._stages.look(now, self._marks()):
                 self._stream.flush()

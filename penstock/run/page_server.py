@@ -116,7 +116,7 @@ class DashboardListener:
             os.close(writing)
 
     def _spawn(self, reading: int) -> int:
-        """Start the page's process. It is no child of asyncio's: while a page is open it outlives the run and
+        """Start the page's process, not as a child of asyncio's: while a page is open it outlives the run and
         its loop."""
         (self._folder / "logs").mkdir(parents=True, exist_ok=True)
         with open_private(self._folder / "logs" / "dashboard.log", "ab") as log:
@@ -134,7 +134,8 @@ class DashboardListener:
             )
 
     async def close(self) -> None:
-        """Close the process's input. It ends when no page is open any more."""
+        """Stop waiting for a visit, and close the standard input of the page's process, if one runs. That
+        process ends by itself soon after the last browser has left."""
         self._keeping.cancel()
         await asyncio.gather(self._keeping, return_exceptions=True)
 

@@ -50,7 +50,7 @@ from penstock.usercode import is_command
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """A `Prepared` run is checked and may start."""
+    """Holds a run that is checked and may start."""
 
     config: PenstockConfig
     model: str

@@ -30,8 +30,8 @@ class RevivableTrainer:
 
     @property
     def is_replaceable(self) -> bool:
-        """Return whether training continues. After the last step, no step would restore what a new process
-        lacks."""
+        """Return whether training continues: after its end, the steps since the last checkpoint could not be
+        made again."""
         return self._controller.is_training
 
     def lost(self) -> None:

@@ -30,10 +30,8 @@ from penstock.usercode import is_command, search_path
 async def start_episodes(
     launcher: Launcher, prepared: Prepared, work: WorkReplay, care: PoolWatches | None = None
 ) -> EpisodeRunner:
-    """Start worker processes where `rollout.workers` asks for them and they can load the user's workflow.
-
-    Episodes that could not reach a service are retried.
-    """
+    """Start rollout workers if `rollout.workers` or a command needs them and they can load the workflow;
+    otherwise episodes run in this process. Episodes that could not reach a service are retried."""
     calls = CallsSoFar(work.keep_call)
     work = replace(work, keep_call=calls.keep)
     episodes = await _start(launcher, prepared, work, care)

@@ -271,7 +271,7 @@ class Run:
     def _watches(
         self, opened: _Opened, workers: Workers, engines: EnginePool, controller: Controller
     ) -> tuple[EngineFleet, list[SupervisedWorker]]:
-        """Return the fleet of engines, and the watches whose end ends the run: of workers that die too often.
+        """Return the fleet of engines, and the supervised workers whose end ends the run: they have died too often.
 
         A run that must repeat bit by bit ends with any worker, since a new process would compute other bits.
         """

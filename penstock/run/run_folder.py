@@ -107,7 +107,7 @@ def check_config(run: Path) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedRun:
-    """A `SavedRun` is a run that can resume: its folder and its last checkpoint."""
+    """Holds a run that can be resumed: its folder, and the checkpoint to resume from."""
 
     folder: Path
     checkpoint: Path | None
@@ -136,7 +136,7 @@ def held(folder: Path) -> Iterator[None]:
 
 
 def is_held(folder: Path) -> bool:
-    """Return whether a run is writing into the folder."""
+    """Return whether a running run holds the lock on the folder."""
     try:
         with (folder / LOCK).open() as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

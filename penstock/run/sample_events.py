@@ -96,7 +96,7 @@ def turn_texts(turns: Sequence[Turn], decode: Decode, num_tokens: int) -> tuple[
 
 
 def _role(turn: Turn) -> str:
-    """Return who sampled a turn: an agent or a policy by its name, where it is not the only one."""
+    """Return the agent that sampled a turn, or its policy, or `model` where both are the default."""
     if turn.agent != DEFAULT_AGENT:
         return turn.agent
     return "model" if turn.policy == DEFAULT_POLICY else turn.policy

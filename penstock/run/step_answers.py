@@ -2,8 +2,8 @@
 the tokens of a few.
 
 Which few depends on the step's number alone, so that a repeated run reports the same ones. In a row of
-`metrics.jsonl` they stand beside the trainer's own metrics; the trainer computes its advantages from its
-plan.
+`metrics.jsonl` they stand beside the trainer's own metrics. The advantages here are only shown; the trainer
+computes its own from its plan.
 """
 
 import itertools
@@ -138,7 +138,8 @@ def ages_of(sample: Sample, ready: ReadyGroup) -> IntArray:
 
 
 def staleness_of(taken: StepGroups, attempts: Mapping[int, Attempt], now: float) -> StalenessEvent:
-    """Count the ages of all loss tokens of a step."""
+    """Count the loss tokens of a step by age, split into the steps before their group was generated and those
+    that it waited."""
     tokens: Counter[tuple[int, int]] = Counter()
     groups: Counter[int] = Counter()
     for ready in taken.groups:

@@ -60,7 +60,7 @@ from penstock.usercode import search_path
 
 
 class LaunchedEngine:
-    """A `LaunchedEngine` is an engine whose process can be replaced. `calls` is its `Engine` interface."""
+    """Owns an engine whose process can be replaced. `calls` is its `Engine` interface."""
 
     def __init__(self, place: ReplaceableWorker, start: EngineStart | None = None) -> None:
         """`start` is the start message of its process, from which that of the next is made."""
@@ -89,11 +89,8 @@ class LaunchedEngine:
 
 
 class LaunchedTrainer:
-    """A `LaunchedTrainer` is a trainer in one process or several, which can be replaced. `calls` is its
-    `Trainer` interface.
-
-    Pending calls to a process that is gone raise `TrainerLost`.
-    """
+    """Owns a trainer whose processes, one or several, can be replaced. `calls` is its `Trainer` interface; calls
+    to a process that is gone raise `TrainerLost`."""
 
     def __init__(self, place: TrainerRanks, start: TrainerStart, *, share_plans: int = 1) -> None:
         """`start` is the start message of its first processes."""
@@ -132,7 +129,7 @@ async def start_workers(
     environments: Environments | None = None,
     events: Recorder | None = None,
 ) -> Workers:
-    """Start all workers at once: the slowest to load decides how long it takes."""
+    """Start the trainer and all engines at once: the slowest to load decides how long it takes."""
     config, log = prepared.config, (lambda line: None) if events is None else events.log
     environments = environments or Environments()
     threads = place_threads(
@@ -247,8 +244,8 @@ def trainer_of(
     environment: Mapping[str, str],
     sync_token: str = "",
 ) -> LaunchedTrainer:
-    """Make the trainer. It starts with the model or with a checkpoint, and versions continue from those that
-    were issued."""
+    """Make the trainer, without starting it. It begins with the model or a checkpoint, and continues the
+    versions that were issued."""
     config, saved = prepared.config, prepared.saved
     start = TrainerStart(
         model=prepared.model,

@@ -36,7 +36,8 @@ class RewardConfig(Section):
     workers: int = Field(default=1, ge=1, le=1024)
     """Scoring processes."""
     concurrency: int = Field(default=16, ge=1, le=65536)
-    """Episodes that one worker scores at once when a function is `async`; otherwise it scores one by one."""
+    """Episodes that one worker scores at once when a function is `async` and none needs the group; otherwise
+    it scores one by one."""
     device: str = "cpu"
     """Where functions with a parameter `device` compute: `cpu`, `cuda` or `cuda:N`. A worker sees only this
     GPU, as `cuda:0`."""

@@ -1,10 +1,10 @@
 """Defines the forms of reward functions and loads them. `penstock.scoring.reward_calls` calls them.
 
-There are two forms. Plain: `reward(task, completion)` is called once per episode as soon as that has ended;
-if its second parameter is named `episode`, it gets the whole record. It returns a number or a `Score`. TRL's:
-`f(prompts, completions, **columns) -> list[float]` is called once per group, with the task's columns repeated
-to the group's length and, for chat tasks, completions as lists of messages. Either may be `async`, and gets
-the scoring worker's device if it has a parameter `device`.
+There are two forms. Plain: `reward(task, completion)` is called for each episode as soon as that has ended (or its
+group, if another function needs the group); if its second parameter is named `episode`, it gets the whole record.
+It returns a number or a `Score`. TRL's: `f(prompts, completions, **columns) -> list[float]` is called once per
+group, with the task's columns repeated to the group's length and, for chat tasks, completions as lists of messages.
+Either may be `async`, and gets the scoring worker's device if it has a parameter `device`.
 """
 
 import dataclasses
@@ -105,7 +105,8 @@ def needs_group(rewards: Sequence[Reward]) -> bool:
 
 
 def calls_at_once(rewards: Sequence[Reward], limit: int) -> int:
-    """Return how many episodes one worker may score at once: several only if a function is async."""
+    """Return how many episodes one worker may score at once: `limit` if a function is async and none needs a
+    group, else 1."""
     return limit if any(reward.is_async for reward in rewards) and not needs_group(rewards) else 1
 
 

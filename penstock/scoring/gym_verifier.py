@@ -1,8 +1,7 @@
 """Implements the reward `reasoning_gym`: the dataset that a task is from scores the answer.
 
-The whole entry travels with its task, so a scoring process can verify an answer from the task alone.
-Verifiers compare tuples with tuples, but JSON turns tuples into lists and has no fractions; `pack` preserves
-both.
+The whole entry travels with its task, so a scoring process can verify an answer from the task alone. Verifiers
+compare tuples with tuples, but JSON turns tuples into lists and has no fractions; `pack` preserves both.
 """
 
 import difflib
@@ -22,7 +21,8 @@ _TUPLE, _MAP, _FRACTION = "__tuple__", "__map__", "__fraction__"
 
 
 def create_dataset(name: str, options: dict[str, Any]) -> Any:
-    """Create the dataset; this needs the package `reasoning_gym`."""
+    """Create the dataset. Raise `TaskError` for an unknown name or wrong options, `MissingExtraError` without
+    the package."""
     try:
         import reasoning_gym
         from reasoning_gym.factory import DATASETS

@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class RetryingScorer:
-    """Wraps another `penstock.records.interfaces.Scorer`, and waits twice as long before each further try."""
+    """Wraps another `penstock.records.interfaces.Scorer`, and waits 1, 2, 4 … seconds before its retries."""
 
     def __init__(self, scorer: Scorer, *, retries: int) -> None:
         self._scorer = scorer

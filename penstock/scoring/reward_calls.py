@@ -44,7 +44,8 @@ async def score_episodes(
     """Return one score per episode: the weighted sum, with each function's own value in `parts`. `training` is for
     functions in TRL's form.
 
-    Functions are called in order, and each on the episodes in order. Only async calls overlap.
+    Functions run one after another. A plain function is called once per episode, for all episodes at the same
+    time if it is async. One in TRL's form is called once for all of them.
     """
     with failing(f"scoring task {task.id!r}"):
         columns: list[Sequence[Score | None]] = []

@@ -22,9 +22,10 @@ MAX_EXTRA = 4000
 def weighted_sum(
     rewards: Sequence[Reward], scores: Sequence[Score | None], task: Task, episode: Episode
 ) -> Score:
-    """Add up values scaled by the weights of their functions. Steps are scaled and joined, columns are kept as they
-    are, and parts and extra texts under the function's name. Raise `ScoringFailed` when no function gave a value,
-    or when one does not fit the episode."""
+    """Return the sum of the scores, each times the weight of its function. Steps are weighted too and joined,
+    columns are kept as they are, and unweighted values, parts and extra texts under the function's name. Raise
+    `ScoringFailed` when there is no value, when a number is not finite or does not fit the episode, or when a
+    turn's column is given twice."""
     given = [(reward, score) for reward, score in zip(rewards, scores, strict=True) if score is not None]
     if not given:
         raise ScoringFailed(
@@ -69,8 +70,8 @@ def _parts(reward: Reward, score: Score) -> Iterator[tuple[str, float]]:
 
 
 def _steps(reward: Reward, score: Score, episode: Episode) -> Iterator[StepScore]:
-    """Scale the steps of one function. A function without steps gets one step that ends with the episode:
-    otherwise its value would not reach token advantages, which are made from steps."""
+    """Scale the steps of one function. A function without steps gets one that spans the last turn: otherwise its
+    value would not reach token advantages, which are made from steps."""
     steps = score.steps
     if not steps and episode.turns:
         last = len(episode.turns) - 1

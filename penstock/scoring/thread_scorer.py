@@ -19,7 +19,7 @@ TIMEOUT = "score_timeout"
 
 class ThreadScorer:
     """Scores in a thread, as a `penstock.records.interfaces.Scorer`: one call after another, or several at once
-    if functions are async.
+    if a function is async (`calls_at_once`).
 
     A call past its limit can't be stopped, only left behind. Its group fails, its result is discarded, and
     later calls get a new thread. `num_abandoned` counts such calls.

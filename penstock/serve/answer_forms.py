@@ -141,7 +141,7 @@ class CompletionForm(TextForm):
         return choice
 
     def _choice(self, number: int, piece: Piece, offset: int) -> dict[str, Any]:
-        """Return a choice whose piece starts at `offset` in the answer's text, counted in the texts of its
+        """Return a choice. `offset` is where its piece starts in the answer, in characters of the decoded
         tokens."""
         logprobs = self._logprobs(piece, offset) if self._has_logprobs else None
         choice = {"index": number, "text": piece.text, "logprobs": logprobs, "finish_reason": piece.reason}
@@ -158,7 +158,8 @@ class CompletionForm(TextForm):
 
 
 class ChatForm(TextForm):
-    """Writes answers of `/v1/chat/completions`. What may be a tool call is held back until that is certain."""
+    """Writes answers of `/v1/chat/completions`. A stream holds text back for as long as it may be part of a tool
+    call."""
 
     prefix, kind, event_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
@@ -217,8 +218,8 @@ class ChatForm(TextForm):
 
 
 class TokenForm:
-    """Writes answers of `/inference/v1/generate`, vLLM's token-level API. `versions` is ours: vLLM reports
-    versions only when an answer has ended."""
+    """Writes answers of `/inference/v1/generate`, vLLM's token-level API. `versions`, one per token in every
+    event, is our addition: vLLM reports versions only when an answer has ended."""
 
     num_choices = 1
 
@@ -268,7 +269,7 @@ def form_of(model: ServedModel, body: Body) -> Form:
 
 
 class ShownText:
-    """Keeps the text of a streamed answer and holds back what may be a tool call until the answer has ended."""
+    """Holds back the text of a streamed answer for as long as it may be part of a tool call."""
 
     def __init__(self, parser: ToolParser | None) -> None:
         self._parser = parser

@@ -1,9 +1,8 @@
-"""Limits the bodies of requests: the size of each, the size of all together, and the time one may take to
-arrive.
+"""Limits the bodies of requests: the size of each, the size of all together, and the time one may take to arrive.
 
-A body counts from its first byte until its request is answered, since its content is kept until then. When
-the total is reached, the body that has been arriving for the longest is refused. So clients that never finish
-their requests take no room from those that do.
+A body counts from its first byte until its request is answered, since its content is kept until then. When the
+total is reached, the body that has been arriving for the longest is refused. So clients that never finish their
+requests take no room from those that do.
 """
 
 import asyncio
@@ -20,8 +19,7 @@ from penstock.serve.api_error import ApiError
 T = TypeVar("T")
 _encode = msgspec.json.Encoder().encode
 BYTES_A_TOKEN = 64
-"""Bytes of a body for each token of a context: far more than any tokenizer's words take on average, with
-JSON."""
+"""Bytes of a body for each token of a context: far more than tokens take on average in JSON."""
 ALL_BODIES_BYTES = 512 * 2**20
 """Enough for 2,000 requests at once with 32,768 token ids each."""
 READ_S = 60.0
@@ -33,7 +31,7 @@ class _Held:
 
     num_bytes: int = 0
     reading: asyncio.Timeout | None = None
-    """Its time limit, which is brought forward to refuse it while it arrives."""
+    """The timeout of its reading, which ends at once when the body is evicted."""
     was_evicted: bool = False
 
 

@@ -10,8 +10,8 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 def template_messages(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Convert messages to the form that templates expect: text as content, and objects where OpenAI has JSON in
-    a string."""
+    """Convert messages to the form that templates expect: text as content, and arguments of tool calls as
+    objects. Content other than text is refused."""
     return [_message(number, message) for number, message in enumerate(messages)]
 
 

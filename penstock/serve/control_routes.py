@@ -1,4 +1,5 @@
-"""Serves health, tokenization, metrics and pauses: what watches a server, and what stops it for new weights."""
+"""Serves the control routes: health, version, metrics, tokenization, the prefix cache, and pauses for new
+weights."""
 
 import asyncio
 import re
@@ -63,7 +64,7 @@ class TokenizeBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class ControlRoutes:
-    """Serves the control routes of the `engine` behind `model`; `pauses` stops it."""
+    """Serves the control routes of an engine; `model` generates with it through `pauses`."""
 
     def __init__(self, model: ServedModel, engine: EmbeddedEngine, pauses: Pauses) -> None:
         self._model = model

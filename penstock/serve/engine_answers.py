@@ -205,7 +205,7 @@ async def whole_answer(
 
 
 def _piece(request: GenerateRequest, chunk: Chunk, versions: list[int]) -> Piece:
-    """Return the chunk as a piece without text, and add its versions to those of the answer so far, `versions`."""
+    """Return the chunk as a piece without text. `versions` collects the versions of the answer so far."""
     piece = Piece(
         token_ids=chunk.token_ids.tolist(),
         logprobs=chunk.logprobs.tolist(),

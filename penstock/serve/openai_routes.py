@@ -1,9 +1,8 @@
-"""Defines the routes of OpenAI's API and vLLM's route in token ids, independent of what produces the answers.
+"""Defines OpenAI's routes and vLLM's token-level route, independent of what produces the answers.
 
     request ─► body ─► answerer ─► pieces ─► form ─► answer, or events
 
-An answerer is an engine (`engine_answers`), or the episode whose key a request carries
-(`agents.episode_answers`).
+An answerer is an engine (`engine_answers`), or the episode whose key a request carries (`agents.episode_answers`).
 """
 
 from collections.abc import AsyncIterator
@@ -27,11 +26,11 @@ class Answering(Protocol):
     """Produces the answer of one request."""
 
     def whole(self) -> AbstractAsyncContextManager[dict[str, Any]]:
-        """Give the body of the answer, which is sent inside the context."""
+        """Open a context that gives the answer's body. The caller sends the body before it leaves the context."""
 
     def pieces(self) -> AsyncIterator[tuple[int, Piece]]:
-        """Give the pieces as they are sampled, each with the number of its choice. Each is sent before the next
-        is asked for."""
+        """Yield the pieces as they are sampled, each with the number of its choice. The caller sends each piece
+        before it takes the next."""
 
 
 class Answerer(Protocol):

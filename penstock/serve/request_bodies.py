@@ -1,7 +1,7 @@
 """Defines the bodies of requests, as OpenAI's and vLLM's clients send them.
 
 An unknown field is refused by name, since ignoring an option makes an answer silently wrong. Fields of type
-`Any` do not change an answer; they are accepted and ignored.
+`Any` do not change an answer; they are accepted and ignored (but `features` must be empty).
 """
 
 from typing import Annotated, Any
@@ -35,7 +35,7 @@ NOT_OF_THE_TEMPLATE = frozenset(
         "truncation",
     }
 )
-"""Arguments that the server itself passes when it renders a prompt."""
+"""Parameters of the method that renders a template, rather than variables of the template."""
 
 
 class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -60,8 +60,8 @@ class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
     def sampling(self, *, end_ids: tuple[int, ...], room: int, limit: int | None = None) -> SamplingParams:
-        """Return these fields as `SamplingParams`. `end_ids` end an answer unless the request ignores them, and
-        `room` tokens fit into the context."""
+        """Return these fields as `SamplingParams`. `end_ids` end an answer unless the request ignores them. The
+        longest answer is `limit`, else `max_tokens`, else `room`: the space that is left in the context."""
         if self.frequency_penalty:
             raise unsupported("frequency_penalty", "use presence_penalty or repetition_penalty")
         own = tuple(self.stop_token_ids or ())
@@ -101,8 +101,7 @@ class TextFields(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = False
-    """Whether to send the ids of prompt and answer beside the text, as vLLM does, and the version of each
-    token."""
+    """Whether to send the ids of prompt and answer beside the text, as vLLM does, and the version of each token."""
     priority: int = 0
     user: Any = None
     metadata: Any = None
@@ -115,7 +114,7 @@ class TextFields(SamplingFields, kw_only=True, forbid_unknown_fields=True):
         return self
 
     def limit(self) -> int | None:
-        """Return the longest answer that the client wants, if it says so."""
+        """Return the most tokens that the client wants in an answer, if it sets a limit."""
         return self.max_tokens
 
     def num_choices(self) -> int:
@@ -202,7 +201,7 @@ class ChatBody(TextFields, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def shown_tools(self) -> list[dict[str, Any]] | None:
-        """Return the tools that the chat template shows to the model."""
+        """Return the tools that the chat template shows to the model, if any."""
         return None if self.tool_choice == "none" or not self.tools else self.tools
 
 

@@ -22,8 +22,7 @@ class ServedModel:
     max_context: int
     window: int = 1
     max_requests: int = 4096
-    """Generations that may run at once. Each buffers what its client has not read yet, so this bounds
-    memory."""
+    """Generations that may run at once. Each buffers what its client has not read yet, so this bounds memory."""
     num_running: int = 0
     created: int = 0
     blobs: BlobStore | None = None
@@ -31,8 +30,7 @@ class ServedModel:
     _numbers: Iterator[int] = field(default_factory=itertools.count)
 
     def check_model(self, asked: str) -> None:
-        """Refuse another model's name. An empty one is fine: clients must send a name, and most send the same to
-        any server."""
+        """Refuse another model's name. A request without a name means this model."""
         if asked and asked != self.name:
             raise ApiError(
                 f"the model {asked!r} does not exist; this server has {self.name!r}",
@@ -42,8 +40,8 @@ class ServedModel:
             )
 
     def room(self, num_prompt: int, asked: int | None) -> int:
-        """Return how many tokens fit after the prompt. Refuse a prompt that leaves fewer than `asked` for the
-        answer."""
+        """Return how many tokens fit after the prompt. Refuse a prompt that leaves no room for `asked` tokens,
+        or for one if `asked` is None."""
         room = self.max_context - num_prompt
         if room < 1 or (asked is not None and asked > room):
             wanted = f" and {asked} for the answer" if asked is not None and room >= 1 else ""
@@ -59,7 +57,7 @@ class ServedModel:
 
     @contextmanager
     def place(self, count: int = 1) -> Iterator[None]:
-        """Hold slots for `count` generations, or refuse so that the client tries again later."""
+        """Reserve `count` generations, or answer 429 so that the client tries again later."""
         if self.num_running + count > self.max_requests:
             raise ApiError(
                 f"{self.num_running} generations are running, {self.max_requests} is the limit; try again later",

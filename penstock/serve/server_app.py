@@ -20,8 +20,8 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 def make_app(
     routes: Iterable[web.RouteDef], *, guard: Guard, token: str = "", bodies: BodyBudget | None = None
 ) -> web.Application:
-    """Make the application with these routes. If there is a `token`, every request must send it as
-    `Authorization: Bearer …`."""
+    """Make the application with these routes. If there is a `token`, every request but those to `OPEN_PATHS`
+    must send it as `Authorization: Bearer …`."""
     budget = bodies or BodyBudget(max_bytes=MAX_BODY_BYTES)
 
     @web.middleware

@@ -88,7 +88,7 @@ class Opened:
 
 
 async def open_engine(settings: ServeSettings, config: EngineConfig) -> Opened:
-    """Open the engine as a run opens its own."""
+    """Load the model into an engine, with a receiver for new weights and `auto` settings resolved as in a run."""
     device = resolve_device(config.device)
     dtype = resolve_dtype(config.dtype, device)
     receiver = AnyReceiver(Rendezvous(device=device))
@@ -131,7 +131,7 @@ def describe(settings: ServeSettings, device: str, dtype: str) -> dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """Refers to a running server. The task `running` ends when the engine has failed."""
+    """Holds a running server's address and its engine's task, which ends early only if the engine fails."""
 
     address: str
     running: asyncio.Task[None]

@@ -41,7 +41,7 @@ class ToolParser(Protocol):
         """Return how many characters of an unfinished text are certainly no tool call, and so can be sent."""
 
     def parse(self, text: str) -> tuple[str, list[ToolCall]]:
-        """Split an answer into text and tool calls. A call that can't be parsed stays text."""
+        """Split an answer into text and tool calls. If one call can't be parsed, the whole answer stays text."""
 
 
 class HermesCalls:
@@ -100,7 +100,7 @@ def parser_of(template: str) -> ToolParser | None:
 
 
 def _before(text: str, marker: str) -> int:
-    """Return how much of a text precedes a marker, which may still be incomplete."""
+    """Return how many characters precede the marker, or what may be its beginning at the end of the text."""
     at = text.find(marker)
     if at >= 0:
         return at
@@ -117,7 +117,7 @@ def _parsed(text: str) -> Any:
 
 
 def _calls(text: str) -> list[ToolCall]:
-    """Parse all calls of a list, or none: half of what a model asked for is something else."""
+    """Parse all calls of a list. Return none if one of them can't be parsed."""
     found = _parsed(text)
     calls = [_call_of(each, "arguments") for each in found] if isinstance(found, list) else []
     return [call for call in calls if call is not None] if None not in calls else []

@@ -1,10 +1,8 @@
-"""Takes new weights over HTTP: vLLM's routes, with the methods of penstock's vLLM plugin behind
-`/collective_rpc`.
+"""Takes new weights over HTTP: vLLM's routes, with the methods of penstock's vLLM plugin behind `/collective_rpc`.
 
     stage (beside generation) ─► pause ─► update_weights ─► finish ─► resume
 
-So a client that trains on vLLM's servers trains on this one too. `/update_weights` also takes a whole
-`update`.
+So a client that trains on vLLM's servers trains on this one too. `/update_weights` also takes a whole `update`.
 """
 
 import asyncio

@@ -1,4 +1,5 @@
-"""Manages the slots of snapshots: a version takes one, and returns it when every engine has read it."""
+"""Tracks which version's snapshot each slot holds. A version keeps its slot until its publisher releases it (a
+base of deltas later than others), or until a newer one replaces it before it is published."""
 
 import threading
 

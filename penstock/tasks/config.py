@@ -32,9 +32,8 @@ class TasksConfig(Section):
     limit: int = Field(default=0, ge=0)
     """Take only this many tasks, the first ones. 0 takes all; a function may then yield at most a million."""
     curriculum: str | None = None
-    """`module:function` or `file.py:function` of `curriculum(task, rewards)`, which returns whether a task
-    may be used now. `rewards` has the mean reward of each kind of task (a reasoning_gym dataset, or the
-    column `kind`)."""
+    """`module:function` or `file.py:function` of `curriculum(task, rewards)`, which returns whether a task may be
+    used now. `rewards` has the mean reward of each kind of task (a reasoning_gym dataset, or the column `kind`)."""
     shuffle: bool = True
     """Shuffle the tasks anew for every pass."""
 

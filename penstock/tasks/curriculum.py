@@ -22,8 +22,7 @@ Admits = Callable[[Task, Mapping[str, float]], bool]
 
 
 class Curriculum:
-    """Decides about each task before it is taken. As a reader of the run's events it learns the rewards of
-    trained answers."""
+    """Decides whether a task may be used now. It reads the run's events for the rewards of trained answers."""
 
     def __init__(self, admits: Admits, tasks: Sequence[Task]) -> None:
         self._admits = admits

@@ -1,4 +1,4 @@
-"""Gives an endless stream of tasks, epoch after epoch, in an order that depends only on the seed."""
+"""Gives an endless stream of tasks, epoch after epoch, shuffled by the seed."""
 
 import random
 import zlib
@@ -37,8 +37,8 @@ class TaskStream:
         shuffle: bool = True,
         curriculum: Curriculum | None = None,
     ) -> None:
-        """Start the first epoch. `curriculum` skips tasks that may not be used yet; they count as taken until
-        the next epoch."""
+        """Start the first epoch. Tasks that `curriculum` does not admit yet are skipped until the next epoch. If
+        it admits none in a whole pass, one is used all the same."""
         if not tasks:
             raise TaskError("there must be at least one task, got none")
         self._tasks = tuple(tasks)
@@ -52,19 +52,20 @@ class TaskStream:
 
     @property
     def epoch(self) -> int:
-        """Return how many times the whole set has been taken."""
+        """Return the number of the current pass over the tasks, from 0."""
         return self._epoch
 
     @property
     def num_taken(self) -> int:
-        """Return how many new tasks were taken; a task that was put back and taken again counts once."""
+        """Return how many new tasks were taken, or skipped by the curriculum; one that was put back and taken
+        again counts once."""
         return self._epoch * len(self._tasks) + self._position
 
     def task(self, task_id: str) -> Task:
         return self._by_id[task_id]
 
     def move_to(self, num_taken: int, returned: Sequence[str]) -> None:
-        """Continue as a stream from which this many new tasks were taken, and to which these were put back."""
+        """Continue after `num_taken` new tasks, with the tasks `returned` put back."""
         epoch, position = divmod(num_taken, len(self._tasks))
         self._start_epoch(epoch, position)
         self._returned = deque(self._by_id[task_id] for task_id in returned)

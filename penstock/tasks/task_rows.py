@@ -45,8 +45,8 @@ def tasks_from_rows(
 
 
 def take_rows(rows: Iterable[Row], source: str, limit: int, say: Callable[[str], None]) -> list[Row]:
-    """Take the first `limit` rows of a user's function, or all. An endless one is refused. `say` reports
-    progress while this takes long, even when no row arrives."""
+    """Take the first `limit` rows of a user's function, or all. Without a limit, more than `MOST_ROWS` rows of
+    unknown length are refused. `say` reports progress while this takes long, even when no row arrives."""
     taken: list[Row] = []
     has_end = limit > 0 or isinstance(rows, Sized)
     is_done = threading.Event()

@@ -263,8 +263,8 @@ class PolicyTrainer:
         return state
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything that a later process needs to continue as this one would. Its tensors are the live
-        ones."""
+        """Return what another process needs to continue this training exactly: master weights, optimizer,
+        counters, random states. The tensors are not copied."""
         return {
             "optimizer": self._optimizer.state_dict(),
             "num_updates": self._num_updates,

@@ -14,7 +14,7 @@ TRAINER = (
 
 @contextmanager
 def naming_settings(who: str, settings: str, kind: type[OutOfMemory] = OutOfMemory) -> Iterator[None]:
-    """Turn running out of memory into an error of this kind; other errors pass."""
+    """Turn running out of memory into an error of `kind` that names these settings; other errors pass."""
     try:
         yield
     except RuntimeError as error:

@@ -72,7 +72,7 @@ async def start(
 
 
 def build_service(request: TrainerStart, events: Recorder) -> TrainerService:
-    """Build a rank of the trainer, with its weights published in this process."""
+    """Build one rank of the trainer, and the publisher of its weights."""
     torch.set_num_threads(request.threads)
     config = TrainerConfig.model_validate(request.trainer)
     device = resolve_device(request.device)

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from penstock.records import CallAnswer
-from penstock.rollout.replayed_calls import ReplayedCalls
+from penstock.rollout.replayed_calls import ReplayedCalls, key_of
 from tests.rollout.contract import spec_of
 
 
@@ -54,6 +54,25 @@ def test_another_call_in_its_place_is_made() -> None:
     _, kept = make([], tools, (tools.add, 1))
     again, _ = make(kept, tools, (tools.add, 2))
     assert (again, tools.made) == ([{"sum": 2}], [(1, 0), (2, 0)])
+
+
+def test_calls_with_other_arguments_have_other_keys() -> None:
+    def find(*arguments: Any, **named: Any) -> bytes:
+        return key_of(Tools.add, arguments, named)
+
+    keys = [
+        find(1, 23),
+        find(12, 3),
+        find(123),
+        find([1, 23]),
+        find(one=1),
+        find(other=1),
+        find(1),
+        find("1"),
+    ]
+    assert len(set(keys)) == len(keys)
+    assert find(1, one=2, other=3) == find(1, other=3, one=2)
+    assert find(object()) == find(object())
 
 
 def test_what_is_no_json_is_refused() -> None:

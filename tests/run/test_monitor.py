@@ -35,7 +35,7 @@ def test_a_stage_with_work_that_does_not_move_is_told_again_and_again() -> None:
     watch, told = StageWatch(60.0), []
     for now in range(0, 200, 10):
         told += [(now, *one) for one in watch.look(now, {"scoring": Mark(work=1, progress=5)})]
-    assert told == [(70, "scoring", 70), (140, "scoring", 70)]
+    assert told == [(70, "scoring", 70), (140, "scoring", 140)]
 
 
 def test_a_stage_without_work_or_with_progress_is_not() -> None:
@@ -52,6 +52,14 @@ def test_time_before_there_was_work_does_not_count() -> None:
     assert watch.look(100.0, {"generation": Mark(work=1, progress=1)}) == []
     assert watch.look(140.0, {"generation": Mark(work=1, progress=1)}) == []
     assert watch.look(151.0, {"generation": Mark(work=1, progress=1)}) == [("generation", 61.0)]
+
+
+def test_a_postponed_report_still_counts_from_when_the_stage_last_moved() -> None:
+    watch, marks = StageWatch(60.0), {"scoring": Mark(work=1, progress=5)}
+    assert watch.look(0.0, marks) == []
+    watch.postpone(50.0)
+    assert watch.look(110.0, marks) == []
+    assert watch.look(111.0, marks) == [("scoring", 111.0)]
 
 
 def test_every_stage_has_usual_causes() -> None:
@@ -163,12 +171,13 @@ def test_the_alarm_says_who_waits_for_whom_also_while_engines_are_frozen_or_gone
     engines = (Engine("engine0", running=3), Engine("engine1", frozen=True), Engine("engine2", gone=True))
     events = watch(*engines, seconds=150.0).events
     lines = [event for event in events if isinstance(event, LogLine)]
-    assert [line.line.split(":")[0] for line in lines] == [
-        "nothing has moved for 60 s",
+    rest = [
         "groups",
         "usual causes, where generation stands still",
         "usual causes, where scoring stands still",
-    ] * 2
+    ]
+    heads = [line.line.split(":")[0] for line in lines]
+    assert heads == ["nothing has moved for 60 s", *rest, "nothing has moved for 121 s", *rest]
     assert lines[0].line.endswith(
         ": trainer – waiting for groups: 1 of 2 groups ready; engine0 – 3 running, 0 waiting"
     )

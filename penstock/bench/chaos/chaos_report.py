@@ -26,7 +26,7 @@ from penstock.safe_files import write_private
 MOST_BYTES = 64
 """Most bytes that are torn from the journal, or that it may still grow by."""
 WAITS = 0.25
-"""Share of the faults that the run recovers from before the next one comes."""
+"""Share of the faults after which the next one waits until the run has recovered."""
 MOST_COMPLAINTS = 5
 """Faults stop after this many complaints, since more would only repeat them."""
 

@@ -1,4 +1,4 @@
-"""Provides the demo's workflow with a note of every turn, from which `penstock chaos` reads how much was sampled
+"""Runs the demo's workflow with a note of every turn, from which `penstock chaos` reads how much was sampled
 again after a crash. A token that was kept has the version that it was sampled with; one that was sampled
 again has a newer one."""
 

@@ -1,4 +1,4 @@
-"""Audits the checkpoints and the journal of a run against each other, and against the promise of exactly once."""
+"""Audits the checkpoints and the journal of a run against each other: each group must be trained exactly once."""
 
 from pathlib import Path
 

@@ -1,7 +1,7 @@
 """Runs the arms of `penstock bench sync`: a publisher in this process and an engine in another, or both in this
 one where the transport needs that.
 
-One engine serves all arms that it fits, one after another, with ever later versions.
+Consecutive arms that need the same engine share one, with rising versions.
 """
 
 import itertools
@@ -39,8 +39,8 @@ Results = Iterator[tuple[str, dict[str, Any]]]
 
 
 def measure_all(arms: Sequence[UpdateArm], effort: Effort) -> Results:
-    """Yield the result of each arm by its name, as it ends. All engines start at once, since the start takes
-    longest, and wait for their turn."""
+    """Yield the result of each arm by its name, as it ends. All engine processes start at once, since the start
+    takes longest, and wait for their turn."""
     if effort.device == "cpu":
         torch.set_num_threads(num_threads())
     groups = [list(alike) for _, alike in itertools.groupby(arms, key=_engine_of)]
@@ -67,7 +67,7 @@ def _engine_of(arm: UpdateArm) -> tuple[object, ...]:
 
 
 def num_threads() -> int:
-    """Return the threads of trainer and engine each, which share the cores."""
+    """Return the threads of the trainer, and of the engine: half of the cores each."""
     return max(1, usable_cores() // 2)
 
 
@@ -148,7 +148,8 @@ class Engine:
 
 
 def place_of(arm: UpdateArm, source: Source, in_memory: Path, on_disk: Path) -> Path:
-    """Return the folder of buckets that are files: in memory as in a run, if there is room for them."""
+    """Return the folder for buckets that are files: in memory for `shared_memory`, as in a run, if there is
+    room."""
     needed = SLOTS * sum(tensor.nbytes for tensor in source.tensors.values())
     has_room = shutil.disk_usage(in_memory).free > needed
     return in_memory if arm.transport == "shared_memory" and has_room else on_disk

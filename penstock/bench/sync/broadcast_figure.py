@@ -71,8 +71,8 @@ def send_singly(receiver: Child, tensors: dict[str, torch.Tensor]) -> float:
 def send_in_buckets(
     receiver: Child, publisher: Any, tensors: dict[str, torch.Tensor], version: int
 ) -> tuple[float, float, float]:
-    """Return the seconds to pack, send and unpack; of the sender's hash and checksum; and of the receiver's
-    hash."""
+    """Return three times in seconds: to pack, send and unpack; of the sender's hash and checksum; of the
+    receiver's hash."""
     started = time.monotonic()
     publisher.snapshot(version, tensors)
     packed = time.monotonic()

@@ -58,7 +58,8 @@ def run(
 
 
 def choose(names: Sequence[str], only: Sequence[str]) -> list[str]:
-    """Return the names that equal one of the texts, or contain a text that is no name; all names without texts."""
+    """Return all names, or those that `only` chooses: a text that is a name chooses that one, another text all
+    names that contain it."""
     chosen = set(names if not only else ())
     for text in only:
         found = {text} if text in names else {name for name in names if text in name}

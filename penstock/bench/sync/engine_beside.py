@@ -1,6 +1,5 @@
-"""Runs the engine of `penstock bench sync` in the trainer's own process, for transports that need that. It
-serves in a thread with an event loop of its own, and takes the same commands as the engine in another
-process."""
+"""Runs the engine of `penstock bench sync` in the trainer's own process, for transports that need that. It serves
+in a thread with an event loop of its own, and takes the same commands as the engine in another process."""
 
 import asyncio
 import queue
@@ -19,7 +18,7 @@ class EngineBeside:
     """Starts with the first command, so that it does not disturb measurements of other engines before."""
 
     def __init__(self, serving: Serving, exchange: dict[str, torch.Tensor]) -> None:
-        """Buckets are in `exchange`."""
+        """Set up the engine, which takes buckets from `exchange`."""
         self._serving = serving
         self._receiver = AnyReceiver(Rendezvous(device=serving.device, exchange=exchange))
         self._answers: queue.Queue[dict[str, Any] | BaseException] = queue.Queue()

@@ -1,5 +1,4 @@
-"""Runs `penstock bench sync` on a CPU: figures of copies and bytes first, then the arms, then a restarted
-engine.
+"""Runs `penstock bench sync` on a CPU: figures of copies and bytes first, then the arms, then a restarted engine.
 
 - `shm_copy_vs_memcpy`: the trainer copies into a bucket of shared memory and the engine out of it; the slower of
   both copies is compared with `memcpy` of the same bytes. Hashing comes after them, and is reported separately.

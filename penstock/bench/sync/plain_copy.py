@@ -1,4 +1,4 @@
-"""Times a plain copy of as many bytes as an update has, as the measure for its times."""
+"""Times a plain copy of as many bytes as an update has, for comparison."""
 
 import ctypes
 import statistics

@@ -1,9 +1,8 @@
 """Runs the engine's side of `penstock bench sync`: the embedded engine, with sequences that decode without end.
 
-It reads a token for HTTP, reports that it is ready, and begins to decode on command. After that, each line is
-a `Delivery`, or empty to ask how many tokens there are. An update is *fresh* when a token has been sampled
-with it, and *seen* when a caller has such a token. On a GPU that is when the window of steps that sampled it
-has ended.
+It reads a token for HTTP, reports that it is ready, and begins to decode on command. After that, each line is a
+`Delivery`, or empty to ask how many tokens there are. An update is *fresh* when a token has been sampled with it,
+and *seen* when a caller has such a token. On a GPU that is when the window of steps that sampled it has ended.
 """
 
 import asyncio

@@ -3,7 +3,7 @@
     snapshot ─► describe (hash, pack) ─► transfer ─► stall ─► fresh ─► seen
     trainer                              engine
 
-All but the snapshot run beside the trainer's next step, and all but the stall while the engine generates.
+All parts but the snapshot run beside the trainer's next step, and all but the stall beside generation.
 """
 
 import statistics
@@ -62,7 +62,7 @@ def measure(
 def publish(
     arm: UpdateArm, publisher: WeightPublisher, engine: Child | EngineBeside, source: Source, version: int
 ) -> dict[str, float]:
-    """Make one update, from its beginning to the first token with it that a caller has seen."""
+    """Publish one update, and time it until a caller has seen a token that was sampled with it."""
     synchronize(source)
     begin = time.monotonic()
     publisher.snapshot(version, source.tensors)

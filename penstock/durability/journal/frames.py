@@ -28,7 +28,7 @@ class JournalDamaged(UserError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """A `Frame` holds records that became durable together. Sequence numbers have no gap, over all segments."""
+    """Holds records that became durable together. Sequence numbers have no gap, over all segments."""
 
     sequence: int
     records: tuple[bytes, ...]
@@ -69,8 +69,8 @@ def frames_of(data: bytes) -> Iterator[Frame]:
 
 
 def follows_good_frame(data: bytes, start: int, sequence: int) -> bool:
-    """Return whether a frame later than `sequence` is intact behind `start`: then the bad bytes there were good
-    once."""
+    """Return whether an intact frame later than `sequence` follows `start`: then the bad bytes there are damage,
+    not a write that a crash cut off."""
     position = data.find(_MARK, start)
     while position >= 0:
         found = _frame_at(data, position)

@@ -2,9 +2,9 @@
 
     push ─► pending ─► one commit at a time: encode ─► in a thread: write, fsync ─► waiting callers continue
 
-A commit begins at once when the last one was a moment ago; records that come sooner share the next one. A
-caller that must know that a record is on the disk awaits `durable`, which makes the commit begin now, or soon
-where that is enough.
+A commit begins at once if the last one ended `SPACING_S` ago or longer; records that come sooner share the
+next one. A caller that must know that a record is on the disk awaits `durable`, which makes the commit begin
+now, or soon where that is enough.
 """
 
 import asyncio

@@ -11,7 +11,7 @@ _sync_data = getattr(os, "fdatasync", os.fsync)
 
 
 class JournalFiles(Protocol):
-    """`JournalFiles` are the files of one folder.
+    """Declares the operations on the files of one folder.
 
     What `append` wrote, and the names that it made, are certain only after `sync`. The other changes are
     certain when they return.

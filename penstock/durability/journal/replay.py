@@ -22,7 +22,7 @@ _NAME = re.compile(r"segment-(\d{8})\.journal")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JournalEnd:
-    """A `JournalEnd` is the position where the next frame goes."""
+    """Says where the next frame is written, and what a crash left behind that position."""
 
     segment: int = 1
     size: int = 0

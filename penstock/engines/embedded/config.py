@@ -50,8 +50,8 @@ class EmbeddedConfig(Section):
     new requests, ended sequences and drawn tokens wait for the end of a window."""
     adapters: Literal["auto", "unmerged", "merged"] = "auto"
     """How LoRA adapters are served. `unmerged`: beside the weights, with several policies in one batch. `merged`:
-    into the weights, of which a copy is kept; one policy, as fast as the weights alone. `auto` merges only DoRA,
-    which can't be served unmerged."""
+    into the weights, of which a copy is kept; one policy, as fast as the weights alone. `auto` merges
+    what can't be served unmerged: DoRA, and an adapter on the output embedding."""
     resume_kv: Literal["keep", "recompute"] = "keep"
     """Under `sync.interrupt: abort_resume`: whether answers in flight continue with the keys and values that older
     weights computed, or compute those of their prefix again."""

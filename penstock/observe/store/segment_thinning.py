@@ -74,8 +74,8 @@ def write_segment(path: Path, segment: WholeSegment) -> None:
 
 
 def thin_out(paths: Sequence[Path], room: int, segment_bytes: int) -> None:
-    """Thin these segments, given oldest first, until they take at most `room` bytes. Each is then at most
-    `segment_bytes` long, or holds a single frame."""
+    """Thin these segments, given oldest first, until they take at most `room` bytes, and join neighbours up to
+    `segment_bytes`. If `MAX_LEVEL` halvings do not suffice, all are deleted."""
     there = [(path, segment) for path in paths if (segment := read_segment(path)) is not None]
     before = dict(there)
     level = max((segment.head.thinned for _, segment in there), default=0)

@@ -102,8 +102,8 @@ class SegmentWriter:
         self._drop_oldest(budget)
 
     def _thin(self, budget: int) -> None:
-        """Thin what is older than the newest half. It frees room for a whole segment, so that not every frame
-        needs this."""
+        """Thin what is older than the newest half. Free room for a whole segment, so that not every frame has to
+        make room."""
         newest, old = 0, []
         for number in sorted(self._sizes, reverse=True):
             newest += self._sizes[number]

@@ -8,8 +8,8 @@
     tokens-…           tokens of a few answers a step, as columns           (`segment_thinning`)
 
 A frame is its length and its CRC-32 (4 bytes each), a key (8 bytes), all little-endian, then a msgpack array.
-Frames are only appended, so a reader sees whole frames while the run writes, and a crash costs at most the
-last one. Thinning replaces a file by a new one of the same name with fewer frames. A session never appends to
+Frames are only appended, so a reader sees whole frames while the run writes, and a crash costs half a second
+of events. Thinning replaces a file by a new one of the same name with fewer frames. A session never appends to
 a file of an earlier one, so a frame that a crash has cut is always at a file's end. All kinds but facts are
 compressed (zlib). The keys of texts (the number of the first), of tokens (the step) and of spans (their
 times) let a reader find a frame without reading the others.
@@ -77,7 +77,7 @@ class SegmentHead(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class StepColumns(msgspec.Struct, frozen=True, kw_only=True, tag=True, array_like=True):
-    """Names the numbers of a step, before the first step that has them."""
+    """Names the values of the later steps that refer to its `number`."""
 
     number: int
     names: tuple[str, ...]
@@ -135,7 +135,7 @@ class Frame(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     turn: int
     """Grows with every flush; frames of several kinds that were written together have the same turn."""
     first: int
-    """Number of the first record; the records of a kind are counted over the whole run."""
+    """Number of the first record. Numbers of a kind rise over the whole run, with gaps between sessions."""
 
 
 class FactFrame(Frame, frozen=True, kw_only=True, array_like=True):
@@ -199,7 +199,7 @@ def _hundredths(seconds: float) -> int:
 
 
 def packed(payload: bytes, kind: str, key: int = 0) -> bytes:
-    """Return a frame as it is written."""
+    """Return a frame's bytes: the header, then the payload, which is compressed in most kinds."""
     if kind in COMPRESSED:
         payload = zlib.compress(payload, 1)
     return HEADER.pack(len(payload), zlib.crc32(payload), key) + payload

@@ -96,8 +96,8 @@ def connect(spans: list[Span], run: RunReading) -> Flows:
 
 
 def nested(places: Iterable[int], spans: list[Span]) -> Iterator[tuple[float, int | None]]:
-    """Yield the begins and ends (None) of a track's slices, in time order. A slice that outlasts its parent,
-    which only rounding causes, is cut to end with it."""
+    """Yield (time, span) where a slice of a track begins and (time, None) where one ends, in time order. A slice
+    that outlasts its parent, which only rounding causes, is cut to end with it."""
     ends: list[float] = []
     for place in sorted(places, key=lambda place: (spans[place].start, -spans[place].time)):
         span = spans[place]

@@ -15,7 +15,7 @@ from penstock.observe.writers.sample_rows import Row
 class MetricsWriter(Protocol):
     @property
     def name(self) -> str:
-        """Name the writer in reports of its failures."""
+        """Return the name under which failures of the writer are reported."""
 
     def write(self, step: int, metrics: dict[str, float]) -> None: ...
 
@@ -31,14 +31,14 @@ class SampleWriter(Protocol):
 
 @runtime_checkable
 class UndoingWriter(Protocol):
-    """Has every step once, though some are trained again after the trainer was lost."""
+    """Keeps each step once: `undo_past` removes the rows of later steps, which are trained again."""
 
     def undo_past(self, step: int) -> None: ...
 
 
 @runtime_checkable
 class Tracker(Protocol):
-    """Keeps metrics elsewhere, under an id by which a resumed run is found again."""
+    """Logs metrics to a tracker, which finds a resumed run by its `run_id`."""
 
     @property
     def name(self) -> str: ...

@@ -1,5 +1,5 @@
-"""Writes `metrics.jsonl`: one object a step, flushed at once, so that a crash loses nothing; a full disk only
-delays it."""
+"""Writes `metrics.jsonl`: one object for each step and each evaluation, flushed at once, so that a crash loses
+nothing; a full disk only delays it."""
 
 import json
 import math
@@ -46,8 +46,7 @@ class JsonlWriter:
 def put_aside_rows_past(path: Path, step: int) -> None:
     """Move the rows of steps after this one to `metrics.undone.jsonl`.
 
-    These steps are trained again, so `metrics.jsonl` has every step once. A line that was cut off is moved
-    too.
+    These steps are trained again, so `metrics.jsonl` has every step once. A line that was cut off is moved too.
     """
     if not path.is_file():
         return

@@ -13,7 +13,7 @@ NAME = "recoveries.jsonl"
 
 
 class RecoveriesWriter:
-    """Writes recoveries, as a `penstock.observe.event_stream.Reader`. The file is made at the first one. A full
+    """Writes recoveries, as a `penstock.observe.event_stream.Reader`. The first recovery makes the file. A full
     disk delays lines until a later event finds room."""
 
     def __init__(self, folder: Path, *, open_lines: Callable[[Path], BufferedLines] = BufferedLines) -> None:

@@ -13,7 +13,7 @@ SAMPLES_OF_A_STEP = 8
 EVERY_STEPS = 10
 """Steps between two tables."""
 KEPT_ROWS = 256
-"""Trackers show only the newest table, so each has the newest rows of the run."""
+"""wandb shows only the newest table, so each table has this many of the run's newest rows."""
 OVERVIEW = (
     *("reward", "heldout_reward", "staleness_mean", "staleness_max", "ess", "kl", "entropy", "grad_norm"),
     *("answer_tokens_mean", "truncated_fraction", "tokens_per_s", "waited_s", "step_s", "logprob_gap_mean"),

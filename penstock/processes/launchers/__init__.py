@@ -10,7 +10,7 @@ from penstock.errors import WorkerDied
 
 
 class Worker(Protocol):
-    """A `Worker` is one process and the channel to it."""
+    """Represents one worker process, with the channel to it."""
 
     name: str
     channel: Channel
@@ -26,7 +26,7 @@ class Worker(Protocol):
 
 
 class Launcher(Protocol):
-    """A `Launcher` starts workers. It is an async context manager, and ends its workers on exit."""
+    """Starts workers. It is an async context manager, and ends its workers on exit."""
 
     folder: Path
     """Private to the run: it holds published weights and is removed with the launcher."""

@@ -21,7 +21,7 @@ GOODBYE = "goodbye"
 
 
 class Keeper:
-    """A `Keeper` is the launcher's handle on the keeper process."""
+    """Starts the keeper process, and reports the workers' process groups to it."""
 
     def __init__(self, folder: str) -> None:
         self._process = subprocess.Popen(

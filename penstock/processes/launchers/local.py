@@ -34,7 +34,7 @@ STOP_TIMEOUT_S = 5.0
 
 
 class LocalWorker:
-    """A `LocalWorker` is one child process and the channel to it."""
+    """Represents one child process, with the channel to it."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class LocalWorker:
         return self._process.pid
 
     async def died(self) -> WorkerDied:
-        """Wait for the process to end, and return how it ended, with the traceback that it left."""
+        """Wait for the process to end, and return how it ended, with the last lines of its log."""
         code = await self._process.wait()
         return death_of(self.name, self.pid, code, self._log, self._oom_kills, self._log_begin)
 
@@ -153,7 +153,6 @@ class LocalLauncher:
         return worker
 
     def forget(self, worker: Worker) -> None:
-        """Drop a worker that its owner has ended, so that the launcher does not stop it again."""
         self._workers = [one for one in self._workers if one is not worker]
 
     async def _start(

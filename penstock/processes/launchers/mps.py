@@ -30,7 +30,7 @@ class MpsUnavailable(PenstockError):
 
 @dataclass(frozen=True, slots=True)
 class Mps:
-    """An `Mps` is a daemon that processes can be clients of. They find it by the variables in `folders`."""
+    """Describes a daemon. `folders` are the variables by which its clients find it; none if they inherit them."""
 
     folders: Mapping[str, str]
 

@@ -22,7 +22,7 @@ ORPHAN_S = 15.0
 
 
 class FilePiece(msgspec.Struct, frozen=True, kw_only=True):
-    """A `FilePiece` is a user's file or a part of one. Parts are sent in order."""
+    """Carries a user's file, or a part of one. Parts are sent in order."""
 
     path: str
     """Relative to the agent's folder."""
@@ -51,7 +51,7 @@ class WorkerStarted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """A `NodeEvent` carries output of the worker, or its exit code."""
+    """Carries output of the worker, or its exit code."""
 
     output: bytes = b""
     code: int | None = None
@@ -59,7 +59,7 @@ class NodeEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Node(Protocol):
-    """A `Node` is an agent as the controller calls it."""
+    """Declares the calls that the controller makes to an agent."""
 
     async def take_files(self, pieces: tuple[FilePiece, ...]) -> None: ...
 

@@ -1,7 +1,7 @@
 """Connects the controller to a node agent: sends files, receives the worker's output and its end, and exchanges
 heartbeats.
 
-Whether a worker is dead is decided here and nowhere else.
+Whether a worker on another machine is dead is decided here and nowhere else.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ class BeatSilence:
 
 
 class NodeLink:
-    """A `NodeLink` is the connection to one agent. `died` waits for the end of its worker, or of the agent."""
+    """Owns the connection to one agent. `died` waits for the end of its worker, or of the agent."""
 
     def __init__(self, name: str, channel: Channel, log: Path) -> None:
         self._name = name

@@ -1,4 +1,4 @@
-"""Makes a controller's private folder: its socket, the weights that it publishes, its blobs.
+"""Makes a controller's private folder, for its socket, the weights that it publishes and its blobs.
 
 The folder holds a file that its owner keeps locked. The lock ends with the owner however that ends, so that
 any process can tell whether the folder was left behind. A process id could not show that: containers may
@@ -17,8 +17,8 @@ LOCK = "lock"
 
 
 class PrivateFolder:
-    """A `PrivateFolder` is in memory where possible, and readable by its owner alone. Folders of dead owners are
-    removed first."""
+    """Makes a folder, in memory where possible, that only its owner can read. Folders of dead owners are removed
+    first."""
 
     def __init__(self, parent: Path | None = None) -> None:
         parent = parent or _memory()

@@ -1,8 +1,7 @@
 """Connects a driver to a Ray cluster, as one of its nodes or from outside through its head's client server.
 
-Also defines the actor that Ray runs on a node: it starts a node agent and reports how that ended. The actor
-is sent by value and uses only the standard library, so that a node without Penstock can report that Penstock
-is missing.
+Also defines the actor that Ray runs on a node: it starts a node agent and reports how that ended. The actor is sent
+by value and uses only the standard library, so that a node without Penstock can report that Penstock is missing.
 """
 
 import ctypes
@@ -62,8 +61,7 @@ def connect_to_ray(address: str, environ: Mapping[str, str], log: Callable[[str]
 
 
 def _address_towards(there: str) -> str:
-    """Return this machine's address on the network by which it reaches `HOST:PORT`. For a machine that is no Ray
-    node."""
+    """Return the address of this machine, which is no Ray node, on the network by which it reaches `HOST:PORT`."""
     host, _, port = there.partition(":")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         asking.connect((host, int(port or 10001)))  # sends nothing
@@ -104,8 +102,7 @@ class AgentEnd:
 
 
 class PlacingActor:
-    """A `PlacingActor` runs one worker's node agent. When the actor ends, its agent ends, and so does the
-    worker."""
+    """Runs one worker's node agent. When the actor ends, its agent ends, and so does the worker."""
 
     def run(self, arguments: list[str], token: str) -> AgentEnd:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}

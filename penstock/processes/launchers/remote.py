@@ -34,7 +34,7 @@ WRITES = "trainer"
 
 
 class Placed(Protocol):
-    """A `Placed` is the position of one node agent on a node."""
+    """Represents a node agent that a placer starts on a node."""
 
     channel: Channel | None
     """The channel to an agent that connected by itself; None: it will connect."""
@@ -50,7 +50,7 @@ class Placed(Protocol):
 
 
 class Placer(Protocol):
-    """A `Placer` starts node agents, which then connect to the controller."""
+    """Starts node agents, which then connect to the controller."""
 
     async def place(self, name: str, incarnation: int, *, address: str, token: str, threads: int) -> Placed:
         """Choose a node for a worker and start its agent there. Returns once the node is chosen."""
@@ -60,7 +60,7 @@ class Placer(Protocol):
 
 
 class RemoteWorker:
-    """A `RemoteWorker` is one worker on another machine, and the channel to it."""
+    """Represents one worker on another machine, with the channel to it."""
 
     def __init__(self, name: str, channel: Channel, node: NodeLink, place: Placed, log: Path) -> None:
         self.name = name

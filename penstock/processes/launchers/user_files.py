@@ -1,7 +1,6 @@
-"""Collects the user's files that workers on other machines need: rewards, workflows and the files that these
-read.
+"""Collects the user's files that workers on other machines need: rewards, workflows and the files that these read.
 
-    working directory ─► gather ─► bundles of pieces over the channel ─► a copy beside the worker
+working directory ─► gather ─► bundles of pieces over the channel ─► a copy beside the worker
 """
 
 import contextlib
@@ -20,7 +19,7 @@ LEFT_OUT = ("__pycache__", "node_modules", "build", "dist")
 
 @dataclass(frozen=True, slots=True)
 class UserFiles:
-    """`UserFiles` lists folders of this machine, and which of their files go to other machines."""
+    """Lists folders of this machine, and which of their files go to other machines."""
 
     roots: tuple[tuple[Path, tuple[Path, ...]], ...] = ()
 

@@ -36,8 +36,9 @@ class RewardBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class AgentServer:
-    """Serves agents with turns from `engine`. `names` maps further model names to the policies that answer for
-    them. With `streams`, answers are sent as they are sampled: the run's answers do not normally restart."""
+    """Serves agents with turns from `engine`. `names` maps further model names to policies. With `streams`, a
+    client that asks for a stream gets tokens as they are sampled. Otherwise it gets them when the answer is
+    whole, which suits runs whose new weights restart answers."""
 
     def __init__(
         self,
@@ -125,5 +126,5 @@ class AgentServer:
         return endpoint
 
     def dismiss(self, endpoint: Endpoint) -> int:
-        """Expire the key of an episode that is over. Return how many of its answers no client has read."""
+        """Expire the key of an episode that is over. Return how many of its calls were not answered."""
         return self.keys.expire(endpoint.api_key)

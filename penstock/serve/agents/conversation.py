@@ -1,16 +1,15 @@
-"""Finds the token ids with which a call continues an earlier turn, from the messages that it sends.
+"""Turns the messages of a call into token ids that continue an earlier turn exactly.
 
-A client sends the whole conversation each time. The context and the output of an earlier turn are recognised
-in it, and only what follows is tokenised. So contexts grow in token ids, and sampled text is never tokenised
-again.
+A client sends the whole conversation each time. The context and the output of an earlier turn are recognised in it,
+and only what follows is tokenised. So contexts grow in token ids, and sampled text is never tokenised again.
 
     messages  [system, user, answer 1, tool]
     tokens    [ as turn 1 saw and sampled  ][ what the template writes after an answer ]
 
-Two things break this. A client may change earlier messages. And a template may render an earlier answer
-differently from how it was sampled (many drop the reasoning of all answers but the last). Then the call opens
-a branch: the whole conversation is tokenised, and earlier answers in it are context. A prompt of text or
-token ids is treated the same (`PromptHistory`).
+Two things break this. A client may change earlier messages. And a template may render an earlier answer differently
+from how it was sampled (many drop the reasoning of all answers but the last). Then the call opens a branch: the
+whole conversation is tokenised, and earlier answers in it are context. `PromptHistory` does the same for prompts of
+text; prompts of token ids are used as they are.
 """
 
 import json
@@ -26,7 +25,7 @@ from penstock.serve.chat_messages import parsed_arguments
 
 Kind = Literal["first", "continued", "forked", "separate", "client", "template"]
 """How a call relates to earlier ones: `first` of the episode; `continued`: after a turn; `forked`: after a
-turn that another call has continued, or instead of its answer; `separate`: a conversation about something
+turn that another call has continued, or the same messages again; `separate`: a conversation about something
 else; or its history was rewritten, by `client` or `template`."""
 REWRITTEN: tuple[Kind, ...] = ("client", "template")
 END = "\u2402end of answer\u2403"
@@ -89,7 +88,8 @@ class Conversation:
         tools: Sequence[dict[str, Any]] | None = None,
         template_args: Mapping[str, Any] | None = None,
     ) -> Heard:
-        """Find the tokens of a call; `messages` are in the form that a template takes."""
+        """Return the tokens of a call, and how it relates to earlier ones. `messages` are in the form that a
+        template takes."""
         options = dict(template_args or {})
         words = tuple(canonical(message) for message in messages)
         setting = json.dumps([tools, options], sort_keys=True)
@@ -118,7 +118,7 @@ class Conversation:
         self._spoken.append(Spoken(heard=heard, turn=turn, words=(*heard.words, canonical(answer))))
 
     def _longest(self, words: tuple[str, ...], setting: str) -> Spoken | None:
-        """Return the turn whose messages and answer are the longest prefix of these; of equal ones the last."""
+        """Return the turn whose messages and answer are the longest prefix of `words`; of several, the latest."""
         found = [
             spoken
             for spoken in reversed(self._spoken)
@@ -135,8 +135,8 @@ class Conversation:
         tools: Sequence[dict[str, Any]] | None,
         options: Mapping[str, Any],
     ) -> list[int] | None:
-        """Return the tokens that the template writes after the answer of `earlier`. Return None if it renders
-        the messages before that differently this time."""
+        """Return the tokens that the template writes after the answer of `earlier`. Return None if it now
+        renders that answer, or the messages before it, differently."""
         at = len(earlier.words) - 1
         marked = [
             *messages[:at],
@@ -172,8 +172,8 @@ def _unclosed(tokenizer: ChatRenderer | Tokenizer, turn: Turn, added: list[int])
 
 
 def canonical(message: Mapping[str, Any]) -> str:
-    """Return a message in a form in which a client's copy equals the original. It ignores white space at the
-    ends, ids of calls and the formatting of JSON."""
+    """Return a message as text that is equal for a client's copy of it. White space at the ends, ids of tool
+    calls and the formatting of their arguments do not count; a tool message's `tool_call_id` does."""
     calls = [
         [call["function"]["name"], parsed_arguments(call["function"].get("arguments"))]
         for call in message.get("tool_calls") or ()
@@ -195,9 +195,9 @@ def _opening(words: Sequence[str]) -> str:
 
 
 class PromptHistory:
-    """Finds the turns that prompts of text or token ids continue, so that only the rest is tokenised. A prompt
-    that continues no turn but contains earlier context or output has a rewritten history; one without either
-    is about something else. `turns` are passed with every call, since some are never sent to a client."""
+    """Recognises prompts that continue a turn; of a text, only what follows the turn is then tokenised. A prompt
+    that repeats a turn's context or output without continuing it has a rewritten history. `turns` are passed
+    with every call, since turns that were sent to no client do not count."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -229,7 +229,8 @@ class PromptHistory:
         return self._tokenizer.encode_prompt(prompt), is_rewritten
 
     def is_rewritten(self, turns: Sequence[Turn], token_ids: Sequence[int]) -> bool:
-        """Return whether these tokens contain earlier context or output without continuing it."""
+        """Return whether the tokens begin with a turn's context, or contain its output, without continuing any
+        turn."""
         prompt = np.asarray(token_ids, dtype=np.int32)
         if any(_begins(prompt, turn.token_ids) or np.array_equal(prompt, turn.prompt_ids) for turn in turns):
             return False
@@ -240,7 +241,8 @@ class PromptHistory:
         return self._tokenizer.decode(turn.prompt_ids.tolist()) if text is None else text
 
     def _is_quoted(self, turn: Turn, prompt: IntArray) -> bool:
-        """Return whether the prompt contains the answer. Its stop token may be missing: clients write their own."""
+        """Return whether the prompt contains the turn's output, apart from its stop token: clients write their
+        own. Outputs shorter than `MIN_QUOTED_TOKENS` do not count."""
         said = turn.output_ids
         if len(said) and int(said[-1]) in self._tokenizer.stop_token_ids:
             said = said[:-1]

@@ -121,7 +121,7 @@ class EpisodeAnswerer:
         return heard
 
     def _prompt_ids(self, prompt: str | list[int]) -> list[int]:
-        """Return the tokens of a prompt without messages, and count it if the client has rewritten its history."""
+        """Return the tokens of a prompt, and count a rewrite if the client has changed the history in it."""
         rollout, history = self.session.rollout, self.session.prompts
         if isinstance(prompt, str):
             token_ids, is_rewritten = history.after_text(rollout.turns, prompt)
@@ -171,8 +171,8 @@ class _Choice:
         self._has_restarted = False
 
     def next_piece(self, chunk: Chunk) -> Piece | None:
-        """Return the chunk as a piece. Return None for the end of an answer and after a restart: these wait for
-        the turn."""
+        """Return the chunk as a piece. Return None for the last chunk, and for all chunks once the answer has
+        restarted after a piece was sent: `last_piece` sends these."""
         self._has_restarted |= chunk.restarts and bool(self._sent)
         if self._has_restarted or chunk.finish_reason is not None:
             return None
@@ -181,7 +181,8 @@ class _Choice:
         return piece
 
     def last_piece(self, turn: Turn) -> Piece:
-        """Return what has not been sent of the turn, with its finish reason."""
+        """Return the rest of the turn, with its finish reason. Raise if the turn does not begin with what was
+        sent."""
         start, token_ids = len(self._sent), turn.output_ids.tolist()
         if token_ids[:start] != self._sent:
             raise PenstockError(

@@ -1,8 +1,9 @@
-"""Serves one episode behind its key: makes the turns that calls ask for, and recognises repeated calls.
+"""Serves one episode to the agent that holds its API key: generates the turns it asks for, and recognises
+requests that a client repeats.
 
 A client that times out asks again. That must not make a second turn: the call keeps running without a
-listener, and a client that repeats the request gets its answer. An answer that was never sent is no part of
-the episode.
+listener, and a client that repeats the request gets its answer. Turns whose answer did not reach the client
+are left out of the episode.
 """
 
 import asyncio
@@ -25,7 +26,7 @@ from penstock.serve.api_error import ApiError
 
 
 class LiveAnswer:
-    """Shares the chunks of a call while it runs, with listeners that come and go."""
+    """Shares the chunks of a running call among listeners, which may join late or leave."""
 
     def __init__(self) -> None:
         self._chunks: list[tuple[int, Chunk]] = []
@@ -37,15 +38,14 @@ class LiveAnswer:
         self._tell()
 
     def end(self) -> None:
-        """Wake the listeners: nothing more comes. The chunks are dropped, since the turns have them by now.
-        Idempotent."""
+        """Wake the listeners, since no chunk follows, and drop the chunks. Idempotent."""
         self._is_over = True
         self._chunks = []
         self._tell()
 
     async def follow(self) -> AsyncIterator[tuple[int, Chunk]]:
-        """Give all chunks until the call is done or has failed. A slow listener may miss the last chunks; the
-        turns have them."""
+        """Yield the chunks so far, then new ones until the call ends. A slow listener may miss the last ones,
+        which the turns contain."""
         heard = 0
         while not self._is_over:
             if heard == len(self._chunks):
@@ -89,8 +89,9 @@ class Call:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallId:
-    """Identifies a call. `name` is the same for calls that ask for the same, and `is_retry` is set when the
-    client says that it asks again."""
+    """Identifies what a call asks for, so that a repeated one is recognised. `name` is the client's
+    `Idempotency-Key`, or else a hash of path and body. `is_retry` is set when there is such a key, or when
+    the client says that it retries."""
 
     name: str
     is_retry: bool
@@ -98,7 +99,7 @@ class CallId:
 
 def call_id(path: str, body: bytes, headers: Mapping[str, str]) -> CallId:
     """Identify a call by the client's `Idempotency-Key`, or else by its path and body. OpenAI's clients send a
-    count of their retries."""
+    count of their retries, which marks repeats."""
     own = headers.get("Idempotency-Key")
     retries = headers.get("X-Stainless-Retry-Count", "0")
     name = own or hashlib.blake2b(path.encode() + b"\0" + body, digest_size=16).hexdigest()
@@ -120,8 +121,9 @@ class EpisodeSession:
 
     @contextmanager
     def listening(self, asked: CallId, make: Make) -> Iterator[Call]:
-        """Give the call that `make` makes, or an earlier one that asked for the same and whose answer did not
-        arrive. The call keeps running when the listener has left."""
+        """Listen to the call of this request: an earlier one that the client repeats, or a new one, which `make`
+        answers. Unless marked as a retry, a request repeats a call only if that was not delivered and has no
+        listener. The call keeps running when its listeners leave."""
         call = self._known(asked)
         if call is None:
             self._check_open()
@@ -178,7 +180,7 @@ class EpisodeSession:
 
     @contextmanager
     def places(self, count: int) -> Iterator[None]:
-        """Hold slots for `count` generations, or refuse so that the client tries again later."""
+        """Reserve `count` generations, or answer 429 so that the client tries again later."""
         check_generations(count)
         if self._num_generating + count > MAX_GENERATIONS_AT_ONCE:
             raise ApiError(
@@ -196,8 +198,8 @@ class EpisodeSession:
     @contextmanager
     def delivering(self, call: Call) -> Iterator[Made]:
         """Add the call's turns to the episode while its answer is sent. This happens before sending, since the
-        agent may be done before this process knows that the last byte has left. If the client left instead,
-        the turns are taken back."""
+        agent may be done before this process knows that the last byte has left. If sending fails, and no
+        other client got the answer, the turns are removed again."""
         made = call.task.result()
         self.rollout.keep(made.turns)
         call.is_kept = True
@@ -212,11 +214,12 @@ class EpisodeSession:
 
     @property
     def num_unread(self) -> int:
-        """Return how many calls were sent to no client in full, refused ones aside."""
+        """Return how many calls still run or have an answer that no client has received. Failed calls do not
+        count."""
         return sum(not call.is_kept and not _has_failed(call.task) for call in self._every)
 
     def close(self) -> int:
-        """End the episode and cancel its running calls. Idempotent. Return how many answers no client has read."""
+        """End the episode and cancel its running calls. Idempotent. Return `num_unread` from before."""
         num_unread = self.num_unread
         self._is_over = True
         for call in self._every:
@@ -284,7 +287,8 @@ class EpisodeKeys:
         return key
 
     def expire(self, key: str) -> int:
-        """Close the episode of a key. Idempotent. Return how many of its answers no client has read."""
+        """Close the episode of a key and return its `num_unread`. Return 0 for a key that is unknown or has
+        expired."""
         session = self._sessions.pop(key, None)
         if session is None:
             return 0

@@ -1,4 +1,4 @@
-"""Loads tasks from their sources: one module each, all of which give rows that become tasks here."""
+"""Loads tasks: a module for each kind of source gives rows, which become tasks here."""
 
 import difflib
 from collections.abc import Callable, Iterable
@@ -19,8 +19,8 @@ FORMS = (
 
 
 def load_tasks(config: TasksConfig, say: Callable[[str], None] = lambda line: None) -> list[Task]:
-    """Load and check all tasks of a source, in its order. An empty set is an error. `say` reports progress while
-    this takes long."""
+    """Load and check all tasks of a source, in its order. An empty set is an error. `say` reports the progress
+    of a slow function."""
     return tasks_from_rows(_rows(config, say), config)
 
 

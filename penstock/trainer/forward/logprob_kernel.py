@@ -1,8 +1,10 @@
-"""Computes the softmax statistics of rows of logits, and their gradient, with one pass of a Triton kernel each.
+"""Computes the log-normaliser and entropy of each row of logits, and the gradient of the logits, with one Triton
+kernel each.
 
 The chunked head (`trainer.forward.logprob_head`) makes a chunk of logits with one matmul. What remains is
-memory-bound, so each kernel reads the chunk once. Statistics use the online softmax, lane by lane, and join
-the lanes at the end. Minus infinity marks ids that truncated sampling cut: no probability and no gradient.
+memory-bound, so each kernel reads the chunk once. The first keeps an online softmax (running maximum and
+sums) per lane, and combines the lanes at the end. A logit of minus infinity marks an id that truncated
+sampling cut: it gets no probability and no gradient.
 """
 
 import torch

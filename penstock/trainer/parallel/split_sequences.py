@@ -130,7 +130,8 @@ class _Exchange(torch.autograd.Function):
 
 
 def _exchange(values: torch.Tensor, group: Any, to_heads: bool) -> torch.Tensor:
-    """Run the all-to-all on contiguous tensors: with strided ones it gives wrong values, and no error."""
+    """Exchange tokens for heads between ranks, or back. The all-to-all needs contiguous tensors: with strided
+    ones it returns wrong values without an error."""
     size = dist.get_world_size(group)
     tokens, heads, width = values.shape
     if to_heads:
