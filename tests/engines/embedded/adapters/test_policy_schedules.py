@@ -1,5 +1,6 @@
 """Two policies and the base under any schedule: every pass is peft's, and no key is ever read by another policy."""
 
+import pytest
 import asyncio
 import copy
 from typing import Any
@@ -90,6 +91,7 @@ def open_engine(trained: Trained, world: World, data: st.DataObject, **options: 
     )
 
 
+@pytest.mark.full
 @settings(max_examples=8, deadline=None)
 @given(data=st.data())
 def test_any_schedule_with_updates_of_any_policy_is_peft_s(data: st.DataObject) -> None:

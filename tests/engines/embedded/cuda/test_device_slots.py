@@ -37,6 +37,7 @@ def open_world(base, **options):
     return world, Driver(make_engine(model, receiver=world.receiver, **{"max_adapters": 1, **options}))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("targets", [ATTENTION, MLP, ["q_proj", "v_proj", "down_proj"]])
 def test_joined_projections_take_the_adapters_of_their_members(targets):
     base = make_model("qwen2")
