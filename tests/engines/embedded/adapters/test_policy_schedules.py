@@ -1,11 +1,11 @@
 """Two policies and the base under any schedule: every pass is peft's, and no key is ever read by another policy."""
 
-import pytest
 import asyncio
 import copy
 from typing import Any
 
 import msgspec
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
