@@ -127,6 +127,7 @@ def test_lora_7b(monkeypatch: pytest.MonkeyPatch) -> None:
         assert plan.cache / plan.kv_bytes_per_token > tokens
 
 
+@pytest.mark.full
 @pytest.mark.timeout(300)
 def test_lora_7b_can_be_rehearsed(tmp_path: Path) -> None:
     """With a tiny shape, where there is no GPU."""

@@ -5,9 +5,10 @@
     engine c   ── generates, stages ────────── load ── generates ─────────
     engine d   ── generates, stages ────────── load ── generates ─────────
 
-All engines stage at once, as they must where the trainer broadcasts. Then a share of them loads at a time: when one
-has loaded, the next begins. Updates that engines read in place are not staged: a copy of the weights would take
-memory that the KV cache has, and the call would wait for the slowest engine's forward pass.
+All engines stage at once, as they must where the trainer broadcasts. Then a share of them loads at a time: when
+one has loaded, the next begins. Updates that can be read in place are staged by the engines that staged the last
+one, because they have memory for a copy. The others read them when their turn comes: they would answer a call to
+stage only between two forward passes, and admission would wait for the slowest.
 """
 
 import asyncio
@@ -48,6 +49,13 @@ class Member:
         receipt = self.acknowledged.get(update.policy)
         return receipt is not None and receipt.version == update.version
 
+    def stages(self, update: WeightUpdate) -> bool:
+        """Return whether it has something to do when it stages this: of full weights that can be read in place,
+        the last receipt says so."""
+        receipt = self.acknowledged.get(update.policy)
+        staged_last = receipt is not None and receipt.stage_s > 0 and update.selection == "full"
+        return staged_last or not update.is_read_in_place
+
 
 def num_at_once(num_serving: int, share: float) -> int:
     """Return how many engines load at once: at least one, and never all that serve, unless there is just one."""
@@ -62,8 +70,13 @@ async def roll(
     others are cancelled and none loads it."""
     if update.sends:
         update = msgspec.structs.replace(update, receivers=len(members))
-    needs_stage = not update.is_read_in_place and (len(members) > 1 or update.sends)
-    failures = await stage_all(members, update) if needs_stage else [None] * len(members)
+    failures: list[BaseException | None] = [None] * len(members)
+    if update.sends or len(members) > 1:
+        staging = [at for at, member in enumerate(members) if member.stages(update)]
+        for at, failure in zip(
+            staging, await stage_all([members[at] for at in staging], update), strict=True
+        ):
+            failures[at] = failure
     if update.sends and any(failures):
         return [failure or asyncio.CancelledError() for failure in failures]
     turns = asyncio.Semaphore(at_once)
@@ -92,6 +105,8 @@ async def roll(
 async def stage_all(members: Sequence[Member], update: WeightUpdate) -> list[BaseException | None]:
     """Stage on all engines at once, and return for each its error or None. The first failure of a broadcast cancels
     the others."""
+    if not members:
+        return []
     tasks = [asyncio.ensure_future(member.engine.stage(update)) for member in members]
     try:
         await asyncio.wait(

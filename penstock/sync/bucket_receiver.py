@@ -102,6 +102,14 @@ def verification(
     return verify
 
 
+def return_memory(update: WeightUpdate, device: torch.device) -> None:
+    """Return the memory of a staged update to the GPU. Each bucket was copied on a stream of its own, for which
+    torch would keep it: after some updates that is several copies of the weights. An adapter takes little, and
+    passes that are in flight would have to end first."""
+    if device.type == "cuda" and update.selection != "adapter":
+        torch.cuda.empty_cache()
+
+
 class StagingReceiver(BucketReceiver):
     """Stages a copy: buckets are fetched, checked and unpacked while the engine generates. A transport fetches
     the bytes of one bucket (`_fetch`).
@@ -140,6 +148,7 @@ class StagingReceiver(BucketReceiver):
 
     def drop(self, staged: Staged) -> None:
         staged.held.clear()
+        return_memory(staged.update, self._device)
 
     def _check_values(self, update: WeightUpdate, staged: list[StagedBucket]) -> None:
         """Check buckets that came without a checksum by their fingerprints, which need all buckets in full."""

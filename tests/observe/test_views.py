@@ -176,6 +176,7 @@ summary
 """
 
 
+@pytest.mark.full
 @pytest.mark.processes
 def test_in_a_real_kernel_progress_is_one_output_and_an_interrupt_saves_and_returns_the_summary(
     tiny_model: Path, tmp_path: Path

@@ -6,6 +6,7 @@ import torch
 
 from penstock.errors import DamagedBucket, UpdateAbandoned
 from penstock.records import Encoding, Payload, WeightUpdate
+from penstock.records.interfaces import Staged
 from penstock.sync.bucket_layout import lay_out
 from penstock.sync.bucket_receiver import StagingReceiver
 from penstock.sync.fingerprint import fingerprints
@@ -43,6 +44,17 @@ def test_all_buckets_are_held_until_they_are_dropped() -> None:
     assert [int(values.bucket[0]) for values in staged.held] == [0, 1, 2]
     receiver.drop(staged)
     assert staged.held == []
+
+
+def test_memory_of_a_gpu_is_returned_with_full_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    returned: list[int] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: returned.append(1))
+    adapter = msgspec.structs.replace(UPDATE, selection="adapter", base=0)
+    for device, update, expected in (("cpu", UPDATE, 0), ("cuda", adapter, 0), ("cuda", UPDATE, 1)):
+        receiver = Listed()
+        receiver._device = torch.device(device)
+        receiver.drop(Staged(update, []))
+        assert len(returned) == expected
 
 
 def test_a_cancelled_stage_fetches_nothing_more() -> None:

@@ -37,18 +37,23 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, str, int]]:
     return found
 
 
+REST = (
+    ("filesystem", "delta"),
+    ("http", "delta"),
+    ("http", "full"),
+    ("collective", "delta"),
+    ("filesystem", "adapter"),
+    ("http", "adapter"),
+    ("collective", "adapter"),
+)
+
+
 @pytest.mark.parametrize(
     ("transport", "selection"),
     [
         ("shared_memory", "delta"),
-        ("filesystem", "delta"),
-        ("http", "delta"),
-        ("http", "full"),
         ("collective", "full"),
-        ("collective", "delta"),
-        ("filesystem", "adapter"),
-        ("http", "adapter"),
-        ("collective", "adapter"),
+        *(pytest.param(*each, marks=pytest.mark.full) for each in REST),
     ],
 )
 def test_every_engine_serves_the_last_version(

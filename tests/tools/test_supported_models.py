@@ -10,6 +10,7 @@ EXACT = ["llama", "qwen2", "qwen3", "qwen3_moe", "mistral", "mixtral", "gemma2",
          "deepseek_v3", "smollm3", "exaone4"]  # fmt: skip
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("family", EXACT)
 def test_families_that_matter_are_exact(family):
     assert tool.verdict(CONFIG_MAPPING[family]()) == "exact"

@@ -187,6 +187,7 @@ def test_selective_runs_matmuls_of_the_adapter_again_and_keeps_those_of_the_weig
 
 
 # Dynamo looks at the .grad of what it traces, leaf or not.
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore:The .grad attribute")
 def test_a_compiled_trainer_gives_the_same_gradients(monkeypatch):
     quickly = partial(compile_layers, backend="aot_eager")
@@ -199,6 +200,7 @@ def test_a_compiled_trainer_gives_the_same_gradients(monkeypatch):
     assert all(torch.allclose(found[name], expected[name], atol=1e-5) for name in expected)
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore:The .grad attribute")
 def test_one_compilation_serves_all_adapted_layers(monkeypatch):
     monkeypatch.setattr("penstock.trainer.forward.packed_attention.fits", lambda *_: True)

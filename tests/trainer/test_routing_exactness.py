@@ -426,6 +426,7 @@ def replaying(model: nn.Module, routes: np.ndarray) -> Any:
     return run
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("preempts", [False, True], ids=["", "preempted"])
 @pytest.mark.parametrize(("interrupt", "kv"), KEPT)
 def test_pass_by_pass_with_replay_gives_every_logprob_also_behind_older_keys(

@@ -26,6 +26,7 @@ print("done")
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("calls", "code"),
     [

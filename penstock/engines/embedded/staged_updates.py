@@ -10,7 +10,7 @@ from penstock.records.interfaces import Staged, WeightReceiver
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """Holds an update that is ready to be loaded, and how long fetching took."""
+    """Holds an update that is ready to be loaded, and how long fetching took: 0 where it is read in place."""
 
     staged: Staged
     stage_s: float
@@ -37,6 +37,8 @@ class StagedUpdates:
             return kept
         if kept is not None:
             self._receiver.drop(kept.staged)
+        if not self._receiver.stages(update):
+            return Fetched(self._receiver.stage(update), 0.0)
         started = time.perf_counter()
         staged = await self._stage(update)
         return Fetched(staged, time.perf_counter() - started)
@@ -47,11 +49,9 @@ class StagedUpdates:
             self._kept = None
 
     async def _stage(self, update: WeightUpdate) -> Staged:
-        """Stage the update, in a thread if that takes long. Cancelling this cancels the receiver too, and the
-        thread's result is dropped."""
+        """Stage the update in a thread. Cancelling this cancels the receiver too, and the thread's result is
+        dropped."""
         receiver = self._receiver
-        if not receiver.stages(update):
-            return receiver.stage(update)
         staging = asyncio.get_running_loop().run_in_executor(None, receiver.stage, update)
         try:
             return await asyncio.shield(staging)

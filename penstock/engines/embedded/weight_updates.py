@@ -115,7 +115,7 @@ class WeightUpdates:
             await self._staged.keep(update)
 
     def name_version(self, version: int) -> None:
-        """Declare the full weights, which stay as they are, to be of this version. Weights of no version keep none."""
+        """Declare the full weights, which stay as they are, to be of this version. Half-loaded ones are refused."""
         self._health.check()
         policy = next(iter(self.versions))
         unchanged = WeightUpdate(

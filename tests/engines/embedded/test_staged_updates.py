@@ -24,7 +24,8 @@ def test_an_update_is_fetched_once_and_another_takes_its_place() -> None:
         receiver = Diary()
         updates = StagedUpdates(receiver)
         await updates.keep(update_to(1))
-        assert (await updates.fetch(update_to(1))).staged.update.version == 1
+        fetched = await updates.fetch(update_to(1))
+        assert (fetched.staged.update.version, fetched.stage_s) == (1, 0.0)
         assert receiver.lines == ["stage 1"]
         await updates.keep(update_to(2))
         await updates.keep(update_to(3))

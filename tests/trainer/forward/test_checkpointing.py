@@ -100,6 +100,7 @@ def test_compiled_layers_give_the_same(mode, packing):
 
 
 # Dynamo looks at the .grad of what it traces, leaf or not.
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore:The .grad attribute")
 def test_one_compilation_serves_rows_of_any_shape(monkeypatch):
     """Every micro-batch has its own lengths. A graph that knew them would be made anew for each, and after eight

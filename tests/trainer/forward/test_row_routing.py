@@ -207,6 +207,7 @@ def test_a_dense_model_can_not_replay() -> None:
 
 
 # Dynamo looks at the .grad of what it traces, leaf or not.
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore:The .grad attribute")
 @pytest.mark.parametrize("checkpointing", ["off", "selective"])
 def test_compiled_layers_replay_with_one_graph_for_all_rows(

@@ -55,6 +55,7 @@ LAYOUTS: dict[int, list[dict[str, int]]] = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("size", LAYOUTS)
 def test_gradients_are_those_of_one_process(size: int) -> None:
     """Of every loss, and the norm that clips them."""

@@ -86,6 +86,7 @@ def assert_same_as_alone(runs: Path, num_steps: int) -> None:
             torch.testing.assert_close(tensor, expected[name], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.full
 def test_a_checkpoint_goes_from_layout_to_layout(tmp_path: Path) -> None:
     layouts = [
         {"shard": 2},

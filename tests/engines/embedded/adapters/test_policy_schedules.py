@@ -4,6 +4,7 @@ import asyncio
 import copy
 
 import msgspec
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -85,6 +86,7 @@ def open_engine(trained: Trained, world: World, data: st.DataObject) -> Embedded
     )
 
 
+@pytest.mark.full
 @settings(max_examples=8, deadline=None)
 @given(data=st.data())
 def test_any_schedule_with_updates_of_any_policy_is_peft_s(data: st.DataObject) -> None:

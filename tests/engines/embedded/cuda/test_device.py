@@ -415,6 +415,7 @@ def test_any_schedule_under_any_interrupts_equals_a_replay(data):
     asyncio.run(main())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("interrupt", "kv", "rebuilt", "of_one_version"),
     [

@@ -119,6 +119,7 @@ def test_any_schedule_sends_the_routes_of_a_plain_forward(data: st.DataObject) -
     asyncio.run(main())
 
 
+@pytest.mark.full
 @pytest.mark.skipif(DEVICE != "cpu", reason="steps that are graphs can't be watched")
 @settings(
     max_examples=3,
@@ -175,6 +176,7 @@ def test_tokens_keep_the_experts_that_sampled_them_across_an_update(rebuilt: boo
     asyncio.run(main())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("interrupt", "kv"),
     [
@@ -233,6 +235,7 @@ def test_a_later_turn_sends_new_rows_only() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.full
 def test_penalties_make_passes_wait_and_lose_no_row() -> None:
     reference = make_model(FAMILY)
 

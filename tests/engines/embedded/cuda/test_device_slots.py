@@ -27,6 +27,7 @@ from tests.engines.embedded.tiny import make_model
 open_world = partial(policy_adapters.open_world, device=DEVICE)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("targets", [ATTENTION, MLP, ["q_proj", "v_proj", "down_proj"]])
 def test_joined_projections_take_the_adapters_of_their_members(targets):
     base = make_model("qwen2")
