@@ -4,6 +4,8 @@ GPU, kernels run under Triton's interpreter, which Triton wants to know before i
 import json
 import os
 import shutil
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -31,6 +33,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("processes"):
             item.add_marker(pytest.mark.xdist_group("processes"))
+
+
+@pytest.fixture(autouse=True)
+def one_thread_for_torch() -> Iterator[None]:
+    """Take back the threads that a test gave torch: two test workers with two threads each are slower than with one."""
+    yield
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.get_num_threads() > 1 and "OMP_NUM_THREADS" in os.environ:
+        torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
 
 @pytest.fixture(scope="session")
