@@ -209,7 +209,7 @@ class WorkerPool(Generic[Call, Answer]):
         message: "asyncio.Task[None]",
         attempts: list[AskedCall[Call, Answer]],
     ) -> None:
-        """Requeue the calls of a message that have no answer."""
+        """Free the slot of an ended message. Requeue its unanswered calls, or fail those that may not run again."""
         del slot.messages[message]
         if slot.half is not None and not slot.messages:
             slot.half.is_running = False

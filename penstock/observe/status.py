@@ -51,7 +51,7 @@ class ExpertStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgeStatus:
-    """Gives the share of the last step's tokens whose age in steps is in a range."""
+    """Gives the share of the last step's tokens aged `first` to `last` steps."""
 
     first: int
     last: int | None

@@ -231,7 +231,7 @@ class Tokenizer(Protocol):
         """Encode a prompt up to where the answer begins: text as it is, messages through the chat template."""
 
     def encode(self, text: str) -> list[int]:
-        """Encode text that follows other tokens: nothing is added at its ends."""
+        """Encode text that follows other tokens: no BOS or EOS is added."""
 
     def encode_reply(self, messages: tuple[Message, ...], *, after: int | None) -> list[int]:
         """Encode what the chat template puts between an answer, whose last token is `after`, and the next

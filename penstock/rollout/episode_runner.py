@@ -137,8 +137,8 @@ def _episode(result: Any, rollout: Rollout) -> Episode:
 
 
 def _cut_short(rollout: Rollout) -> Episode:
-    """Return an episode that reached its limit of turns, tokens or context. It is worth nothing unless a reward
-    was set. It did not fail: otherwise a policy could generate forever at no cost."""
+    """Return the episode of a workflow that raised after reaching a limit. Its reward is 0 unless one was set.
+    It doesn't count as failed, or endless answers would cost the policy nothing."""
     if rollout.reward is None:
         rollout.set_reward(0.0)
     return _made(rollout, rollout.turns)

@@ -7,8 +7,8 @@ from penstock.errors import SnapshotReplaced
 
 
 class SlotRing:
-    """Hands out slots, and waits when all are taken; closing wakes the waiting threads. With `replaces`, a
-    version that has not been published yet gives its slot to a newer one that would have to wait."""
+    """Hands out slots; `take` blocks while all are taken, and raises once closed. With `replaces`, it takes the
+    slot of an unpublished version instead of blocking."""
 
     def __init__(self, slots: int, *, replaces: bool = False) -> None:
         self._replaces = replaces

@@ -169,7 +169,8 @@ def _join(
 
 
 def bind_broadcasts(section: SyncConfig, device: str, environ: MutableMapping[str, str]) -> None:
-    """Set NCCL's interface before ranks form a group, because NCCL keeps the first interface that it was given."""
+    """Set NCCL's network interface if the transport uses NCCL. Call this before ranks form a group: NCCL keeps
+    its first interface."""
     if transport_of(section.transport).uses_nccl and device.startswith("cuda"):
         bind_nccl(section.interface, environ)
 

@@ -108,7 +108,7 @@ def _race(probs: torch.Tensor, stream: Words) -> torch.Tensor:
 
 
 def _draw_truncated(probs: torch.Tensor, sequences: Rows[Sequence]) -> Drawn:
-    """Draw among the candidates that top-k, top-p and min-p leave, and record which they were."""
+    """Draw among the candidates that top-k, top-p and min-p leave, and record them on request."""
     weights, ids = truncate(probs, [seq.request.sampling for seq in sequences])
     names = ids.cpu().numpy()
     noise = torch.from_numpy(exponentials(_streams(sequences), names.astype(np.uint64))).to(probs.device)

@@ -82,7 +82,7 @@ class Sequence:
 
     @property
     def prompt_key(self) -> tuple[str, bytes]:
-        """Return a key that is equal for requests whose prompts can be computed once for all."""
+        """Return a key that is equal for requests that can share one prefill: same policy, same prompt."""
         return (self.policy, self.request.token_ids[: self.num_prompt].tobytes())
 
 

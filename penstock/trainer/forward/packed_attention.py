@@ -84,7 +84,7 @@ class PackedAttention:
     """
 
     def __init__(self, varlen: VarlenFunction | None = None) -> None:
-        """`varlen` attends over whole rows; None looks for torch's function on the device of the rows."""
+        """`varlen` computes attention over whole rows; None: take torch's for the device of the rows."""
         self._varlen = varlen
         self._looks = varlen is None
         self._lengths: tuple[int, ...] = ()

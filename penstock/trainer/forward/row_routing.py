@@ -51,7 +51,7 @@ class SampleRoutes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowRouting:
-    """Holds the experts of every token of a row."""
+    """Holds the recorded experts of a row's tokens, and which tokens have a record."""
 
     ids: torch.Tensor
     """(layers, tokens, k), with as many bytes per id as in the records."""
