@@ -78,6 +78,7 @@ def make_project(folder: Path, model: Path, workflow: str = "code.py:twice") -> 
             "max_new_tokens": 24,
             "chunk_tokens": 1,
             "workers": 1,
+            "processes": 8,
             "group_size": 2,
             "groups_per_step": 2,
         },
