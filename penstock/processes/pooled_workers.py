@@ -134,7 +134,7 @@ class PoolWatches:
     freeze_s: float = 0.0
     watches: list[SupervisedWorker] = field(default_factory=list)
 
-    def over(self, workers: Sequence[PooledWorker[Any, Any]], pool: WatchedPool) -> None:
+    def add(self, workers: Sequence[PooledWorker[Any, Any]], pool: WatchedPool) -> None:
         for number, worker in enumerate(workers):
             liveness = Liveness(worker.place, self.events.now, pulses=self.pulses, freeze_s=self.freeze_s)
             self.watches.append(PoolWatch(worker, partial(pool.lost, number), liveness))
@@ -144,9 +144,9 @@ async def start_pooled(
     places: Sequence[ReplaceableWorker],
     asking: Callable[[ReplaceableWorker], Callable[[Sequence[Call]], Awaitable[Sequence[Answer]]]],
     restarts: int,
-    care: PoolWatches | None,
+    pool_watches: PoolWatches | None,
 ) -> list[PooledWorker[Call, Answer]]:
     """Start workers for a pool. `asking` returns the function that sends calls to a worker."""
-    events = None if care is None else care.events
+    events = None if pool_watches is None else pool_watches.events
     await start_alike(places, restarts, events)
     return [PooledWorker(place, asking(place), events) for place in places]

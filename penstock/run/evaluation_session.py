@@ -150,12 +150,12 @@ def _engines(launcher: Launcher, prepared: Prepared) -> list[LaunchedEngine]:
 
 
 async def _evaluate_on(
-    launcher: Launcher, prepared: Prepared, engine: EnginePool, care: PoolWatches
+    launcher: Launcher, prepared: Prepared, engine: EnginePool, pool_watches: PoolWatches
 ) -> list[Rewards]:
-    scorer = await start_scorers(launcher, prepared, care)
+    scorer = await start_scorers(launcher, prepared, pool_watches)
     steps = prepared.config.run.steps
     scorer.training = lambda: TrainerState(global_step=steps, max_steps=steps)  # as after training
-    episodes = await start_episodes(launcher, prepared, WorkReplay(engine=engine), care)
+    episodes = await start_episodes(launcher, prepared, WorkReplay(engine=engine), pool_watches)
     parts = Parts(
         engines=engine,
         trainers=(),
@@ -167,7 +167,7 @@ async def _evaluate_on(
     try:
         evaluator = build_evaluator(prepared.config, parts, prepared.heldout)
         assert evaluator is not None
-        return await supervised(evaluator.rewards(), care.watches)
+        return await supervised(evaluator.rewards(), pool_watches.watches)
     finally:
         await episodes.close()
         await scorer.close()

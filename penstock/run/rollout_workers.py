@@ -28,37 +28,37 @@ from penstock.usercode import is_command, search_path
 
 
 async def start_episodes(
-    launcher: Launcher, prepared: Prepared, work: WorkReplay, care: PoolWatches | None = None
+    launcher: Launcher, prepared: Prepared, work: WorkReplay, pool_watches: PoolWatches | None = None
 ) -> EpisodeRunner:
     """Start rollout workers if `rollout.workers` or a command needs them and they can load the workflow;
     otherwise episodes run in this process. Episodes that could not reach a service are retried."""
     calls = CallsSoFar(work.keep_call)
     work = replace(work, keep_call=calls.keep)
-    episodes = await _start(launcher, prepared, work, care)
+    episodes = await _start(launcher, prepared, work, pool_watches)
 
     def report(episode: Episode, count: int, wait_s: float) -> None:
         words = retry_words(episode, count, wait_s)
-        if care is not None and words is not None:
-            care.events.log(words)
+        if pool_watches is not None and words is not None:
+            pool_watches.events.log(words)
 
     return RetryingEpisodes(episodes, calls, retries=prepared.config.rollout.retries, report=report)
 
 
 async def _start(
-    launcher: Launcher, prepared: Prepared, work: WorkReplay, care: PoolWatches | None
+    launcher: Launcher, prepared: Prepared, work: WorkReplay, pool_watches: PoolWatches | None
 ) -> EpisodeRunner:
     rollout = prepared.config.rollout
     num_workers = max(rollout.workers, 1 if _names_a_command(prepared) else 0)
     if num_workers == 0 or not _is_loadable(prepared):
-        if care is not None and _is_loadable(prepared):
-            care.events.log(
+        if pool_watches is not None and _is_loadable(prepared):
+            pool_watches.events.log(
                 "workflows run in the controller (rollout.workers=0), where no limit of CPU time or memory holds"
             )
         return LocalEpisodes(work.engine, prepared.tokenizer, prepared.workflow, work.keep_call, rollout.http)
     places = [rollout_place(launcher, f"rollout{index}", prepared, work) for index in range(num_workers)]
     restarts = prepared.config.run.restarts
-    workers = await start_pooled(places, _running_in, restarts, care)
-    report = (lambda words: None) if care is None else care.events.log
+    workers = await start_pooled(places, _running_in, restarts, pool_watches)
+    report = (lambda words: None) if pool_watches is None else pool_watches.events.log
     pool = EpisodePool(
         workers,
         capacity=rollout.episodes_per_worker,
@@ -67,8 +67,8 @@ async def _start(
         max_deaths=restarts + 1,
         report=report,
     )
-    if care is not None:
-        care.over(workers, pool)
+    if pool_watches is not None:
+        pool_watches.add(workers, pool)
     return pool
 
 

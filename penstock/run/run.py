@@ -207,9 +207,9 @@ class Run:
         resumes = config.sync.interrupt not in ONE_VERSION
         calls = {one.name: one.calls for one in workers.engines}
         engines = EnginePool(calls, resumes=resumes, replaces=True, load_share=config.sync.load_share)
-        care = PoolWatches(self._events, opened.collector, config.run.freeze_s)
+        pool_watches = PoolWatches(self._events, opened.collector, config.run.freeze_s)
         async with AsyncExitStack() as at_end:
-            pools = self._start_pools(opened, engines, care, at_end)
+            pools = self._start_pools(opened, engines, pool_watches, at_end)
             scorer, episodes = await keep_together(workers.starts, pools, self._events)
             journal, log = beginning.log, beginning.log or MemoryGroupLog()
             parts = Parts(
@@ -230,15 +230,15 @@ class Run:
             self._controller = controller
             fleet, watches = self._watches(opened, workers, engines, controller)
             work = self._train_beside(opened, workers, parts, controller, fleet)
-            await supervised(work, [*care.watches, *watches])
+            await supervised(work, [*pool_watches.watches, *watches])
 
     async def _start_pools(
-        self, opened: _Opened, engines: EnginePool, care: PoolWatches, at_end: AsyncExitStack
+        self, opened: _Opened, engines: EnginePool, pool_watches: PoolWatches, at_end: AsyncExitStack
     ) -> tuple[Scorer, EpisodeRunner]:
         """Start the scorers and the rollout workers; `at_end` closes them."""
         config, prepared, events = self._config, self._prepared, self._events
         launcher, beginning, state = opened.launchers.own, opened.beginning, self._shown.state
-        started = self._scorer or await start_scorers(launcher, prepared, care)
+        started = self._scorer or await start_scorers(launcher, prepared, pool_watches)
         started.training = lambda: TrainerState(global_step=state.step, max_steps=state.steps_planned)
         scorer = RetryingScorer(started, retries=config.reward.retries)
         at_end.push_async_callback(scorer.close)
@@ -250,7 +250,7 @@ class Run:
             records_routing=config.engine.record_routing == "on",
             say=events.log,
         )
-        episodes = await start_episodes(launcher, prepared, kept, care)
+        episodes = await start_episodes(launcher, prepared, kept, pool_watches)
         at_end.push_async_callback(episodes.close)
         return scorer, episodes
 

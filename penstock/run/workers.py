@@ -166,7 +166,7 @@ def first_start(engine: LaunchedEngine, deaths: Deaths, log: Callable[[str], Non
 
 
 async def start_scorers(
-    launcher: Launcher, prepared: Prepared, care: PoolWatches | None = None
+    launcher: Launcher, prepared: Prepared, pool_watches: PoolWatches | None = None
 ) -> ScorerPool:
     reward = prepared.config.reward
     environment = {
@@ -177,17 +177,17 @@ async def start_scorers(
         scorer_place(launcher, f"scorer{i}", prepared.config, environment) for i in range(reward.workers)
     ]
     restarts = prepared.config.run.restarts
-    workers = await start_pooled(places, _scoring_in, restarts, care)
+    workers = await start_pooled(places, _scoring_in, restarts, pool_watches)
     ready: list[ScoringReady] = [place.answer for place in places]
     pool = ScorerPool(
         [(worker, one.concurrency) for worker, one in zip(workers, ready, strict=True)],
         needs_group=any(one.needs_group for one in ready),
         timeout_s=reward.timeout_s,
         max_deaths=restarts + 1,
-        report=(lambda words: None) if care is None else care.events.log,
+        report=(lambda words: None) if pool_watches is None else pool_watches.events.log,
     )
-    if care is not None:
-        care.over(workers, pool)
+    if pool_watches is not None:
+        pool_watches.add(workers, pool)
     return pool
 
 

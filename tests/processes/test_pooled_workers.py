@@ -81,9 +81,9 @@ class Scene:
         await place.start()
         events = self.stream.of("controller")
         self.worker = PooledWorker(place, echo, events)
-        self.pool, care = Pool(self.worker), PoolWatches(events)
-        care.over([self.worker], self.pool)
-        self.watching = asyncio.ensure_future(care.watches[0].died())
+        self.pool, pool_watches = Pool(self.worker), PoolWatches(events)
+        pool_watches.add([self.worker], self.pool)
+        self.watching = asyncio.ensure_future(pool_watches.watches[0].died())
         await asyncio.sleep(0.1)
 
     def recoveries(self) -> list[tuple[int, str, float]]:
